@@ -1,0 +1,221 @@
+# ruff: noqa: RUF009 - setting() returns a dataclass field
+"""What each process can be told: names, defaults, limits. The only module that reads files or the environment for it.
+
+A setting comes from the first of these that gives it: command-line flag, environment (``OCTAVO_<COMMAND>_<SETTING>``),
+TOML file, the default written here. The command line derives its options from the data classes below.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionBackend = Literal["reference"]
+
+MAX_PORT = 65535
+MIN_MESSAGE_BYTES = 1024
+
+_BYTE_UNITS = {"": 1, "B": 1}
+_BYTE_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}
+_BYTE_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[A-Za-z]*)\s*")
+
+
+class ConfigError(Exception):
+    """A process cannot start as it was told to: the message is one line for the person who told it."""
+
+
+def setting(
+    default: Any = ...,
+    help: str = "",
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    envvar: str | None = None,
+) -> Any:
+    """One field of a configuration.
+
+    Args:
+        default: ``...`` makes the field required.
+        help: One line for ``--help``.
+        minimum: Least allowed value.
+        maximum: Greatest allowed value.
+        envvar: A standard environment variable that gives the value, beside Octavo's own.
+    """
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "envvar": envvar}
+    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """What every process has."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(0, "Port to listen on.", minimum=0, maximum=MAX_PORT)
+    drain_seconds: float = setting(30.0, "Most time that running requests get to finish at shutdown.", minimum=0)
+    log_level: LogLevel = setting("info", "Least severe messages to log.")
+    otlp_endpoint: str | None = setting(
+        None, "Where to send traces (OTLP over gRPC); off when absent.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            _check(each.name, each.type, each.metadata, getattr(self, each.name))
+
+    @property
+    def address(self) -> str:
+        """``host:port``, as gRPC wants it."""
+        return join_address(self.host, self.port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(ServiceConfig):
+    """The public server: text in, text out."""
+
+    port: int = setting(50051, "Port to listen on.", minimum=0, maximum=MAX_PORT)
+    model: str = setting(help="Model folder or GGUF file (its tokenizer is used), or smollm2 for the demo model.")
+    model_name: str = setting("", "Name that clients call the model by; the folder's or file's name when absent.")
+    kvmanager: str = setting("127.0.0.1:50052", "Address of the KV manager.")
+    max_message_bytes: int = setting(4 * 1024 * 1024, "Longest request message taken.", minimum=MIN_MESSAGE_BYTES)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_address("kvmanager", self.kvmanager)
+        object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVManagerConfig(ServiceConfig):
+    """The scheduler and the block tables."""
+
+    port: int = setting(50052, "Port to listen on.", minimum=0, maximum=MAX_PORT)
+    executor: str = setting("127.0.0.1:50053", "Address of the executor.")
+    max_batched_tokens: int = setting(512, "Token budget of one step, decodes and prefill together.", minimum=1)
+    max_sequences: int = setting(256, "Most sequences that run at once.", minimum=1)
+    max_waiting_requests: int = setting(1024, "Most requests that wait; more are refused.", minimum=0)
+    prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt prefixes.")
+    state: str = setting("embedded", "Where shared state lives: embedded (in this process) or a redis:// URL.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_address("executor", self.executor)
+        if self.state != "embedded" and not self.state.startswith(("redis://", "rediss://", "unix://")):
+            raise ConfigError(f"state: neither 'embedded' nor a redis:// URL: {self.state!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorConfig(ServiceConfig):
+    """The model and its key/value memory."""
+
+    port: int = setting(50053, "Port to listen on.", minimum=0, maximum=MAX_PORT)
+    model: str = setting(help="Model folder or GGUF file, or smollm2 for the demo model.")
+    model_name: str = setting("", "Name that clients call the model by; the folder's or file's name when absent.")
+    device: Device = setting("auto", "Where the model runs; auto takes a GPU where there is one.")
+    dtype: Dtype = setting("auto", "Number format of weights, keys and values; auto takes what the device does best.")
+    block_size: int = setting(16, "Tokens in a block of key/value memory.", minimum=1)
+    kv_memory: str = setting("512MiB", "Key/value memory: an amount such as 512MiB, or a share of what is free, 40%.")
+    max_model_len: int | None = setting(
+        None, "Most tokens of a prompt and its answer together; the model's own limit when absent.", minimum=1
+    )
+    threads: int | None = setting(None, "CPU threads of the model; as many as there are cores when absent.", minimum=1)
+    attention_backend: AttentionBackend = setting("reference", "Implementation of attention over block tables.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kv_memory_bytes(0)
+        object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
+
+    def kv_memory_bytes(self, free_bytes: int) -> int:
+        """Bytes for keys and values.
+
+        Args:
+            free_bytes: What is free on the device; only a share (``40%``) depends on it.
+        """
+        match = _AMOUNT.fullmatch(self.kv_memory)
+        if match:
+            amount, unit = float(match[1]), match[2]
+            if unit == "%" and 0 < amount <= 100:
+                return int(free_bytes * amount / 100)
+            if unit in _BYTE_UNITS and amount > 0:
+                return int(amount * _BYTE_UNITS[unit])
+        raise ConfigError(f"kv_memory: neither an amount like 512MiB nor a share like 40%: {self.kv_memory!r}")
+
+
+def model_name_of(path: str) -> str:
+    """Name of a model that was given none: its folder's name, or its file's without ``.gguf``."""
+    return Path(path).resolve().name.removesuffix(".gguf")
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``; an IPv6 host gets its brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_address(name: str, address: str) -> None:
+    """Refuses what is not ``host:port``.
+
+    Raises:
+        ConfigError: Naming the setting.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) <= MAX_PORT:
+        raise ConfigError(f"{name}: not a host:port address: {address!r}")
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: ``$OCTAVO_CACHE``, or ``~/.cache/octavo``."""
+    return Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo")
+
+
+def read_toml(path: Path, commands: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
+    """Settings from a TOML file with one table for each command, such as ``[executor]``.
+
+    Args:
+        path: The file.
+        commands: Every command with the settings it knows.
+
+    Raises:
+        ConfigError: The file cannot be read, is not TOML, or has an unknown table or setting.
+    """
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name!r} stands outside a table such as [executor]")
+        if name not in commands:
+            raise ConfigError(f"{path}: unknown table [{name}]; there are {', '.join(sorted(commands))}")
+        for key in table:
+            if key not in commands[name]:
+                raise ConfigError(
+                    f"{path}: unknown setting {key!r} in [{name}]; there are {', '.join(sorted(commands[name]))}"
+                )
+    return tables
+
+
+def _check(name: str, kind: Any, limits: Mapping[str, Any], value: Any) -> None:
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise ConfigError(f"{name}: must be one of {', '.join(get_args(kind))}, not {value!r}")
+    if value is None:
+        return
+    minimum, maximum = limits["minimum"], limits["maximum"]
+    if minimum is not None and not value >= minimum:
+        raise ConfigError(f"{name}: must be at least {minimum}, not {value}")
+    if maximum is not None and not value <= maximum:
+        raise ConfigError(f"{name}: must be at most {maximum}, not {value}")
+    if kind is str and not value and name != "model_name":
+        raise ConfigError(f"{name}: must not be empty")

@@ -1,0 +1,35 @@
+"""What the gateway core raises."""
+
+
+class RequestError(Exception):
+    """A request that cannot be served as it is.
+
+    Attributes:
+        field: The field at fault, dotted as in the protos, for example ``sampling.temperature``.
+        message: What is wrong with it, with the limit where there is one.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class InvalidArgument(RequestError):
+    """A field's value is not acceptable."""
+
+
+class NotFound(RequestError):
+    """A field names something that does not exist here."""
+
+
+class TokenizerError(Exception):
+    """A tokenizer that cannot be used: a broken file or a kind that is not supported."""
+
+
+class TokenizerNotFound(TokenizerError):
+    """No tokenizer at the given place."""
+
+
+class PositionGap(Exception):
+    """Tokens of a sequence are missing: the stream that carries them lost some."""

@@ -1,0 +1,68 @@
+# Octavo's everyday commands. `make help` lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# More arguments for pytest: make test ARGS="-k scheduler -x"
+ARGS ?=
+PROTOS := $(wildcard proto/octavo/v1/*.proto)
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow test-compose soak lint stubs-match proto format clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  PYTHON=python3.12 chooses the interpreter (3.10 or newer), ARGS=... goes to pytest.'
+	@echo "  Without a GPU, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels: a much smaller download."
+
+venv: $(STAMP) ## Create .venv with everything pinned by constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Octavo needs Python 3.10 or newer, and '$(PYTHON)' is not. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "'$(PYTHON)' cannot create virtual environments; on Debian and Ubuntu, install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: venv ## Fetch a small model, serve it, and stream a few answers side by side
+	@$(BIN)/octavo demo
+
+test: venv ## Run the tests (no GPU, model or Redis needed)
+	$(BIN)/python -m pytest -rs -m "not compose and not slow" $(ARGS)
+
+test-slow: venv ## Run the tests that take minutes
+	$(BIN)/python -m pytest -rs -m "slow and not compose" $(ARGS)
+
+test-compose: venv ## Build the images and test the whole stack with the Docker engine at hand
+	$(BIN)/python -m pytest -rs -m compose $(ARGS) tests/compose
+
+soak: venv ## Serve 500 mixed requests from 16 clients and check every answer
+	$(BIN)/python -m benchmarks.soak
+
+lint: venv stubs-match ## Check style, types, import walls, contracts and stubs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd proto && ../$(BIN)/buf lint
+
+stubs-match: venv
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call PROTOC,"$$fresh") && \
+	  diff -r -x __init__.py -x __pycache__ "$$fresh/octavo/v1" octavo/v1 || { \
+	  echo "octavo/v1 is not what proto/ generates: run 'make proto' and commit" >&2; exit 1; }
+
+proto: venv ## Generate octavo/v1 from proto/
+	$(call PROTOC,.)
+
+format: venv ## Format the code and sort its imports
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove .venv, caches and build outputs (the downloaded model stays)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,76 @@
+"""A physical block and the list that free blocks wait in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class Block:
+    """One physical block: `block_size` tokens of every layer's keys and values (section 4.1 of the paper).
+
+    Attributes:
+        reference_count: entries in block tables that name this block, plus retired entries that a step under way may
+            still touch. A block with a count above 1 is never written.
+        identity: what the prefix cache knows its content by; None while it holds nothing that can be given out.
+        token_ids: the block's tokens, kept with the identity so that a match can be verified.
+    """
+
+    __slots__ = ("block_id", "identity", "next", "previous", "reference_count", "token_ids")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.reference_count = 0
+        self.identity: bytes | None = None
+        self.token_ids: tuple[int, ...] = ()
+        self.previous: Block | None = None
+        self.next: Block | None = None
+
+    def __repr__(self) -> str:
+        return f"Block({self.block_id}, references={self.reference_count}, cached={self.identity is not None})"
+
+
+class BlockList:
+    """Blocks in order, linked through the blocks themselves, so that taking one out of the middle costs O(1).
+
+    A block is in at most one list at a time.
+    """
+
+    def __init__(self) -> None:
+        self._head = Block(-1)  # a ring: the head's next is the oldest block, its previous the newest
+        self._head.previous = self._head.next = self._head
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Block]:
+        block = self._head.next
+        while block is not None and block is not self._head:
+            yield block
+            block = block.next
+
+    def append(self, block: Block) -> None:
+        """Puts a block in at the newest end."""
+        newest = self._head.previous
+        assert newest is not None
+        assert block.next is None
+        block.previous, block.next = newest, self._head
+        newest.next = self._head.previous = block
+        self._length += 1
+
+    def remove(self, block: Block) -> None:
+        """Takes a block out of wherever it is."""
+        previous, following = block.previous, block.next
+        assert previous is not None
+        assert following is not None
+        previous.next, following.previous = following, previous
+        block.previous = block.next = None
+        self._length -= 1
+
+    def pop_oldest(self) -> Block:
+        """Takes the oldest block out. The list must not be empty."""
+        block = self._head.next
+        assert block is not None
+        assert block is not self._head
+        self.remove(block)
+        return block

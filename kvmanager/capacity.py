@@ -1,0 +1,75 @@
+"""What an executor can hold, and whether a request can ever fit into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmanager.errors import InvalidRequest
+from kvmanager.request import RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """An executor's memory.
+
+    Attributes:
+        num_blocks: blocks in its device pool.
+        block_size: tokens in a block.
+        max_model_len: tokens of the longest sequence the model takes.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def worst_case_blocks(self, prompt_length: int, n: int, length: int) -> int:
+        """Most blocks that n sequences of `length` tokens with one prompt can need at once.
+
+        They share the prompt's full blocks; the rest each has for itself.
+        """
+        shared = prompt_length // self.block_size
+        return shared + n * (self.blocks_for(length) - shared)
+
+    def resolve_max_length(self, spec: RequestSpec) -> int:
+        """Returns how many tokens, prompt and output, each of the request's sequences may reach.
+
+        A request that passes can always run to its end, if need be alone: that is what makes preemption by
+        recomputation end.
+
+        Raises:
+            InvalidRequest: the prompt, or the output it asks for, can never fit.
+        """
+        prompt_length = len(spec.prompt_token_ids)
+        if prompt_length == 0:
+            raise InvalidRequest("prompt", "prompt is empty")
+        if prompt_length >= self.max_model_len:
+            raise InvalidRequest(
+                "prompt",
+                f"prompt has {prompt_length} tokens; the model takes {self.max_model_len} with at least one for the answer",
+            )
+        longest = min(self.max_model_len, self._longest_that_fits(prompt_length, spec.n))
+        if longest <= prompt_length:
+            raise InvalidRequest(
+                "sampling.n",
+                f"{spec.n} sequences with a prompt of {prompt_length} tokens need more than the "
+                f"{self.num_blocks} blocks of {self.block_size} tokens that there are",
+            )
+        if not spec.max_tokens:
+            return longest
+        length = prompt_length + spec.max_tokens
+        if length > longest:
+            raise InvalidRequest(
+                "sampling.max_tokens",
+                f"max_tokens is {spec.max_tokens}; after a prompt of {prompt_length} tokens at most "
+                f"{longest - prompt_length} fit for each of {spec.n} sequence(s)",
+            )
+        return length
+
+    def _longest_that_fits(self, prompt_length: int, n: int) -> int:
+        shared = prompt_length // self.block_size
+        own = (self.num_blocks - shared) // n
+        # The last token of a sequence is never fed back, so it needs no slot.
+        return (shared + own) * self.block_size + 1 if own > 0 else 0

@@ -1,0 +1,31 @@
+"""Why a request is refused or ended early."""
+
+from __future__ import annotations
+
+
+class RequestError(Exception):
+    """A request can't be served. Each kind becomes one status on the wire."""
+
+
+class InvalidRequest(RequestError):
+    """The request can never be served as it is.
+
+    Attributes:
+        field: the field at fault, named as in the public request.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class QueueFull(RequestError):
+    """Too many requests wait already."""
+
+
+class DeadlineExceeded(RequestError):
+    """The request's time is over."""
+
+
+class OutOfOrder(Exception):
+    """An executor's result is not the one that is due. The stream to it has to be set up anew."""

@@ -1,0 +1,45 @@
+"""Decisions, as metrics and traces read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class EventKind(Enum):
+    """What was decided.
+
+    QUEUED: a request arrived, or went back to the queue when its executor was lost.
+    WAITED: the head of the queue was not admitted; `detail` says why. Once for each reason.
+    ADMITTED: it has its blocks; `value` is the number of tokens found in the prefix cache.
+    PREFILL: a chunk of `value` tokens was put into step `step`.
+    FIRST_TOKEN: the first sequence has its first token.
+    PREEMPTED: it gave its blocks back; `detail` says how.
+    FINISHED: it is over; `detail` says how, `value` is the number of output tokens.
+    STEP_DONE: the result of step `step` is applied. `handle` is None.
+    """
+
+    QUEUED = "queued"
+    WAITED = "waited"
+    ADMITTED = "admitted"
+    PREFILL = "prefill"
+    FIRST_TOKEN = "first_token"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+    STEP_DONE = "step_done"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One decision at one time (seconds on the caller's clock)."""
+
+    kind: EventKind
+    time: float
+    handle: Hashable
+    step: int = 0
+    value: int = 0
+    detail: str = ""
+
+
+EventSink = Callable[[Event], None]

@@ -154,7 +154,7 @@ class ExecutorConfig(ServiceConfig):
 
 def model_name_of(path: str) -> str:
     """Name of a model that was given none: its folder's name, or its file's without ``.gguf``."""
-    return Path(path).resolve().name.removesuffix(".gguf")
+    return Path(os.path.abspath(path)).name.removesuffix(".gguf")
 
 
 def join_address(host: str, port: int) -> str:

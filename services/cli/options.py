@@ -1,0 +1,129 @@
+# ruff: noqa: RUF009 - setting() returns a dataclass field
+"""Command-line options made from data classes, so that a setting is described in one place."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any
+
+import typer
+
+from services.config import (
+    ExecutorConfig,
+    GatewayConfig,
+    KVManagerConfig,
+    ServiceConfig,
+    check_address,
+    join_address,
+    setting,
+)
+
+# What the launcher decides for the three processes itself: where each listens and finds the next.
+_PLACES = {"host", "port", "kvmanager", "executor"}
+_COMMON = {each.name for each in fields(ServiceConfig)} - _PLACES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which server a client command talks to."""
+
+    address: str = setting(
+        join_address(GatewayConfig.host, GatewayConfig.port), "Address of the server.", envvar="OCTAVO_ADDRESS"
+    )
+
+    def __post_init__(self) -> None:
+        check_address("address", self.address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen; what is absent takes the server's default."""
+
+    max_tokens: int | None = setting(None, "Most tokens to generate; whatever fits when absent.")
+    temperature: float | None = setting(None, "0 always takes the most likely token; 1 when absent.")
+    top_p: float | None = setting(None, "Keep the smallest set of tokens whose probabilities add up to this.")
+    top_k: int | None = setting(None, "Keep this many of the most likely tokens; 0 keeps all.")
+    min_p: float | None = setting(None, "Keep tokens at least this many times as likely as the most likely one.")
+    stop: list[str] | None = setting(None, "End before this text; may be given several times.")
+    seed: int | None = setting(None, "The same seed gives the same tokens.")
+
+
+def expand(function: Callable[..., None]) -> Callable[..., None]:
+    """Replaces each parameter that is a data class by one option for each of its fields.
+
+    The command's function gets the data class, made from what the options were given.
+    """
+    groups: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in inspect.signature(function).parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        made = {
+            name: group(**{each.name: values.pop(each.name) for each in fields(group)})
+            for name, group in groups.items()
+        }
+        function(**made, **values)
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in groups:
+            parameters += [option(each) for each in _in_help_order(fields(groups[name]))]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    return _with_parameters(command, parameters)
+
+
+def option(setting: "Field[Any]", name: str = "") -> inspect.Parameter:
+    """The option that gives one field of a configuration."""
+    default = ... if setting.default is MISSING else setting.default
+    return inspect.Parameter(
+        name or setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=setting.type,
+        default=typer.Option(default, help=setting.metadata["help"], envvar=setting.metadata["envvar"]),
+    )
+
+
+def takes_stack_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Gives ``serve`` every setting of the three processes that makes sense there, beside its own parameters.
+
+    They arrive as keyword arguments.
+    """
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    parameters += [option(each) for each in stack_settings().values()]
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        function(**values)
+
+    return _with_parameters(command, parameters)
+
+
+def stack_settings() -> "Mapping[str, Field[Any]]":
+    """Every setting of the three processes by name: places are the gateway's, inner ones are the launcher's."""
+    chosen = {each.name: each for each in fields(ExecutorConfig) if each.name == "model"}
+    chosen |= {each.name: each for each in fields(GatewayConfig) if each.name in ("model_name", "host", "port")}
+    for config in (ExecutorConfig, KVManagerConfig, GatewayConfig):
+        for each in _in_help_order(fields(config)):
+            if each.name not in _PLACES:
+                chosen.setdefault(each.name, each)
+    return {each.name: each for each in _in_help_order(chosen.values())}
+
+
+def _in_help_order(settings: "Iterable[Field[Any]]") -> "list[Field[Any]]":
+    """The model first, then the command's own settings, what every process has last."""
+    return sorted(settings, key=lambda each: (each.name in _COMMON) - (each.default is MISSING))
+
+
+def _with_parameters(command: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command

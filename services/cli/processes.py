@@ -1,0 +1,114 @@
+"""Commands that start processes: ``serve``, ``gateway``, ``kvmanager``, ``executor``, ``demo``; and ``fetch``."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli.errors import CommandError
+from services.cli.options import expand, takes_stack_settings
+from services.config import MAX_PORT, ExecutorConfig, GatewayConfig, KVManagerConfig
+
+
+@expand
+def gateway(config: GatewayConfig) -> None:
+    """Run the gateway: text in, text out, for clients."""
+    from services.gateway.server import run
+    from services.model_store import resolve_model
+
+    run(replace(config, model=resolve_model(config.model)))
+
+
+@expand
+def kvmanager(config: KVManagerConfig) -> None:
+    """Run the KV manager: the scheduler and the block tables."""
+    from services.kvmanager.server import run
+
+    run(config)
+
+
+@expand
+def executor(config: ExecutorConfig) -> None:
+    """Run an executor: the model and its key/value memory."""
+    from services.executor.server import run
+    from services.model_store import resolve_model
+
+    run(replace(config, model=resolve_model(config.model)))
+
+
+@takes_stack_settings
+def serve(
+    context: typer.Context,
+    kvmanager_port: Annotated[
+        int, typer.Option(min=0, max=MAX_PORT, help="Port of the KV manager; 0 takes a free one.")
+    ] = 0,
+    executor_port: Annotated[
+        int, typer.Option(min=0, max=MAX_PORT, help="Port of the executor; 0 takes a free one.")
+    ] = 0,
+    **settings: Any,
+) -> None:
+    """Run all three as supervised processes on this machine.
+
+    Ctrl-C stops them all. Each process also reads its own settings (OCTAVO_EXECUTOR_..., [executor] in the TOML file).
+    """
+    from rich.console import Console
+
+    from services.launcher import Stack, StackError, octavo_command, serve_until_stopped
+    from services.model_store import resolve_model
+
+    name = settings["model_name"] or GatewayConfig(model=settings["model"]).model_name
+    # Only what was asked for is handed down: for the rest each process has its own environment, table and defaults.
+    asked = {key: value for key, value in settings.items() if _was_asked_for(context, key)}
+    asked |= {
+        "model": resolve_model(settings["model"]),
+        "model_name": name,
+        "drain_seconds": settings["drain_seconds"],
+    }
+    config_file: Path | None = context.parent.params["config"] if context.parent else None
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    stack = Stack(
+        octavo_command(asked, config_file),
+        host=settings["host"],
+        port=settings["port"],
+        kvmanager_port=kvmanager_port,
+        executor_port=executor_port,
+        drain_seconds=settings["drain_seconds"],
+        log=console.print,
+    )
+    try:
+        serve_until_stopped(stack, name, console)
+    except StackError as error:
+        raise CommandError(str(error), error.exit_code) from error
+
+
+def fetch(
+    model: Annotated[str, typer.Argument(help="Which model; smollm2 is the demo model.")] = "smollm2",
+) -> None:
+    """Fetch the demo model and print its path.
+
+    It is kept in $OCTAVO_CACHE (~/.cache/octavo) and checked against its SHA-256.
+    """
+    from services.model_store import fetch_model
+
+    typer.echo(fetch_model(model))
+
+
+def demo() -> None:
+    """Show it at work with the demo model.
+
+    Starts the three processes, sends a few chats at once, streams the answers, says what it took and stops.
+    """
+    from services.demo import run
+    from services.launcher import StackError
+
+    try:
+        exit_code = run()
+    except StackError as error:
+        raise CommandError(str(error), error.exit_code) from error
+    raise typer.Exit(exit_code)
+
+
+def _was_asked_for(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"

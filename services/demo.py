@@ -1,0 +1,212 @@
+"""The show: three processes, six people who ask at once under one system prompt, and what it took."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+from rich.columns import Columns
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+
+from octavo.client import AsyncClient, OctavoError
+from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
+from services.launcher import Stack, octavo_command
+from services.model_store import SMOLLM2, resolve_model
+
+SYSTEM_PROMPT = """You are the assistant of a public library in a small town by the sea. People write to you from the \
+reading room, from home and from the mobile library that visits the villages on Tuesdays and Fridays. You answer \
+briefly and kindly, in plain words, and you never make up a fact: where you do not know something, you say so and name \
+a place where the reader could look it up. The library has forty thousand books, a shelf of local history, a quiet \
+room with twelve desks, two computers for everybody, and a workshop in which people repair old books together on \
+Saturday mornings. Lending is free. A book may be kept for four weeks, and longer if nobody else has asked for it. \
+Children may borrow anything from the shelves with a yellow label. When somebody asks for a recommendation, name at \
+most two books and say in one sentence each why they are worth reading. Keep every answer under eighty words."""
+
+QUESTIONS = (
+    "How do I look after an old book with a loose spine?",
+    "What makes a good story for reading aloud?",
+    "Why is the sea salty?",
+    "How can I remember more of what I read?",
+    "What is a good way to learn the names of the stars?",
+    "How long may I keep a book?",
+)
+MAX_TOKENS = 96
+_LINE_LENGTH = 60
+
+# Told of every new piece of text: the question's number, the text, whether it was the last.
+_Show = Callable[[int, str, bool], None]
+
+
+@dataclass
+class Answer:
+    """What one question got.
+
+    Attributes:
+        question: As asked.
+        text: As far as it has come.
+        tokens: How many there are.
+        prompt_tokens: Tokens of system prompt and question together.
+        cached_tokens: Prompt tokens that the prefix cache gave.
+        seconds_to_first_token: From request to first token.
+        seconds: From request to last token.
+        error: Why it failed, or "".
+    """
+
+    question: str
+    text: str = ""
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    seconds_to_first_token: float = 0.0
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether it came to its end and says something."""
+        return not self.error and self.prompt_tokens > 0 and bool(self.text.strip())
+
+
+def run() -> int:
+    """Runs the demo and returns its exit code: 0 only where every question got an answer.
+
+    Raises:
+        ConfigError: The model cannot be fetched.
+        StackError: The processes cannot be started.
+    """
+    return asyncio.run(_run(Console(highlight=False, markup=False, emoji=False)))
+
+
+async def _run(console: Console) -> int:
+    settings = {"model": resolve_model(SMOLLM2.name), "model_name": SMOLLM2.name, "log_level": "warning"}
+    answers = [Answer(question) for question in QUESTIONS]
+    started = time.monotonic()
+    async with _running(settings, console) as stack:
+        processes = ", ".join(f"{name} {pid}" for name, pid in stack.pids.items())
+        console.print(f"Three processes ({processes}) serve after {time.monotonic() - started:.1f} s.")
+        console.print(f"{len(answers)} requests at once under one system prompt:\n")
+        async with AsyncClient(stack.addresses.gateway) as client:
+            with _screen(answers, console) as show:
+                asked = time.monotonic()
+                await asyncio.gather(*(_ask(client, number, each, show) for number, each in enumerate(answers, 1)))
+                seconds = time.monotonic() - asked
+        memory = await _memory(stack.addresses.kvmanager)
+    console.print(_per_request(answers))
+    console.print(_totals(answers, seconds, memory))
+    console.print("All processes have stopped.")
+    return 0 if all(answer.complete for answer in answers) else 1
+
+
+@asynccontextmanager
+async def _running(settings: dict[str, str], console: Console) -> AsyncIterator[Stack]:
+    """The running stack. What its processes said is shown only where something goes wrong."""
+    log_lines: list[str] = []
+    stack = Stack(octavo_command(settings), port=0, log=log_lines.append)
+    try:
+        with console.status("Starting gateway, KV manager and executor"):
+            await stack.start()
+        try:
+            yield stack
+        finally:
+            await stack.stop()
+    except Exception:
+        print(*log_lines, sep="\n", file=sys.stderr)
+        raise
+
+
+async def _ask(client: AsyncClient, number: int, answer: Answer, show: _Show) -> None:
+    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": answer.question}]
+    started = time.monotonic()
+    try:
+        async for response in client.generate(messages, max_tokens=MAX_TOKENS, temperature=0.0):
+            if response.token_ids and not answer.tokens:
+                answer.seconds_to_first_token = time.monotonic() - started
+            answer.tokens += len(response.token_ids)
+            answer.text += response.text
+            answer.prompt_tokens += response.usage.prompt_tokens
+            answer.cached_tokens += response.usage.cached_tokens
+            show(number, response.text, False)
+    except OctavoError as error:
+        answer.error = str(error)
+    answer.seconds = time.monotonic() - started
+    show(number, f" {answer.error}", True)
+
+
+@contextmanager
+def _screen(answers: Sequence[Answer], console: Console) -> Iterator[_Show]:
+    """Shows answers as they grow: side by side on a terminal, interleaved lines in a log."""
+    if console.is_terminal:
+        with Live(console=console, get_renderable=lambda: _side_by_side(answers, console.width)):
+            yield lambda number, text, last: None
+        return
+    waiting = dict.fromkeys(range(1, len(answers) + 1), "")
+
+    def show(number: int, text: str, last: bool) -> None:
+        waiting[number] += text
+        whole, space, rest = waiting[number].rpartition(" ")
+        if last or len(whole) > _LINE_LENGTH:
+            line, waiting[number] = (waiting[number], "") if last else (whole, space + rest)
+            if line.strip():
+                console.print(f"[{number}] {' '.join(line.split())}", soft_wrap=True)
+
+    yield show
+
+
+def _side_by_side(answers: Sequence[Answer], width: int) -> Columns:
+    columns = max(1, min(3, width // 36))
+    panels = [
+        Panel(answer.error or answer.text.strip(), title=answer.question, width=width // columns - 1)
+        for answer in answers
+    ]
+    return Columns(panels)
+
+
+async def _memory(kvmanager: str) -> kvmanager_pb2.GetMemoryMapResponse:
+    async with grpc.aio.insecure_channel(kvmanager, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        stub = kvmanager_pb2_grpc.KVManagerServiceStub(channel)
+        memory: kvmanager_pb2.GetMemoryMapResponse = await stub.GetMemoryMap(
+            kvmanager_pb2.GetMemoryMapRequest(), timeout=10.0
+        )
+        return memory
+
+
+def _per_request(answers: Sequence[Answer]) -> Table:
+    table = Table("question")
+    for column in ("first token, s", "tokens", "tokens/s", "prompt", "cached"):
+        table.add_column(column, justify="right")
+    for answer in answers:
+        table.add_row(
+            answer.question,
+            f"{answer.seconds_to_first_token:.2f}",
+            str(answer.tokens),
+            f"{answer.tokens / answer.seconds:.1f}",
+            str(answer.prompt_tokens),
+            str(answer.cached_tokens),
+        )
+    return table
+
+
+def _totals(answers: Sequence[Answer], seconds: float, memory: kvmanager_pb2.GetMemoryMapResponse) -> str:
+    tokens = sum(answer.tokens for answer in answers)
+    prompt = sum(answer.prompt_tokens for answer in answers)
+    cached = sum(answer.cached_tokens for answer in answers)
+    counters = memory.counters
+    wasted = counters.reserved_slot_steps + counters.internal_slot_steps
+    return "\n".join(
+        (
+            f"Together: {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s.",
+            f"Prefix cache: {cached} of {prompt} prompt tokens ({_percent(cached, prompt)}) were not computed again.",
+            f"Memory: at most {counters.peak_referenced_blocks} of {memory.num_blocks} blocks"
+            f" of {memory.block_size} tokens in use; {_percent(wasted, counters.slot_steps)} of their room was empty.",
+        )
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "none"

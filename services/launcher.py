@@ -1,0 +1,313 @@
+"""Runs gateway, KV manager and executor as child processes of one: starts, watches, restarts and stops them."""
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from services.child_process import ChildProcess, DiedEarlyError
+from services.config import ExecutorConfig, GatewayConfig, KVManagerConfig, ServiceConfig, join_address
+
+# In the order in which they are stopped: first who takes requests, last who computes.
+_CONFIGS: Mapping[str, type[ServiceConfig]] = {
+    "gateway": GatewayConfig,
+    "kvmanager": KVManagerConfig,
+    "executor": ExecutorConfig,
+}
+SERVICES = tuple(_CONFIGS)
+
+# A child that dies more often than this is not started again.
+_MAX_DEATHS = 5
+_DEATHS_WINDOW_SECONDS = 60.0
+_FIRST_BACKOFF_SECONDS = 0.1
+# A child that has not left this long after its drain ended is killed.
+_STOP_MARGIN_SECONDS = 5.0
+# Between choosing a free port and the child's taking it, another process may get it; then all starts again.
+_START_ATTEMPTS = 3
+_CONFIG_ERROR_EXIT_CODE = 2
+
+
+class StackError(Exception):
+    """The processes could not be started or kept running; the message is one line.
+
+    Attributes:
+        exit_code: 2 where they cannot run as they were configured, 1 otherwise.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where each of the three listens, ``host:port``."""
+
+    gateway: str
+    kvmanager: str
+    executor: str
+
+
+# The command line of one of SERVICES, given where all three listen.
+CommandBuilder = Callable[[str, Addresses], Sequence[str]]
+
+
+def octavo_command(settings: Mapping[str, Any], config_file: Path | None = None) -> CommandBuilder:
+    """Builds the command lines of the real processes.
+
+    Args:
+        settings: Values by setting name. Each process gets those that it knows; places are given by the launcher.
+        config_file: TOML file that the processes read for the rest.
+    """
+    start = [sys.executable, "-m", "services.cli.app", "--stop-with-stdin"]
+    if config_file is not None:
+        start += ["--config", str(config_file.absolute())]
+
+    def build(name: str, addresses: Addresses) -> list[str]:
+        host, _, port = getattr(addresses, name).rpartition(":")
+        values = {key: value for key, value in settings.items() if value is not None}
+        values |= {"kvmanager": addresses.kvmanager, "executor": addresses.executor}
+        values |= {"host": host.strip("[]"), "port": port}
+        known = {each.name for each in fields(_CONFIGS[name])}
+        return [*start, name, *(_flag(key, value) for key, value in values.items() if key in known)]
+
+    return build
+
+
+class Stack:
+    """The three processes. Belongs to the event loop that starts it."""
+
+    def __init__(
+        self,
+        command: CommandBuilder,
+        *,
+        host: str = GatewayConfig.host,
+        port: int = GatewayConfig.port,
+        kvmanager_port: int = 0,
+        executor_port: int = 0,
+        drain_seconds: float = GatewayConfig.drain_seconds,
+        log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            command: What to run for each process.
+            host: Where the gateway listens; the other two stay on loopback.
+            port: The gateway's port; 0 takes a free one, here and below.
+            kvmanager_port: The KV manager's port.
+            executor_port: The executor's port.
+            drain_seconds: What the children were told; one that takes longer to stop is killed.
+            log: Gets each line that a child prints, and what the launcher itself has to say.
+        """
+        self._command = command
+        self._places = {
+            "gateway": (host, port),
+            "kvmanager": (ServiceConfig.host, kvmanager_port),
+            "executor": (ServiceConfig.host, executor_port),
+        }
+        self._drain_seconds = drain_seconds
+        self._log = log
+        self._children: dict[str, ChildProcess] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self.addresses = Addresses("", "", "")
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that run, by service."""
+        return {name: child.pid for name, child in self._children.items() if child.running}
+
+    async def start(self) -> None:
+        """Starts all three and returns when each one serves.
+
+        Raises:
+            StackError: One cannot start; none is left.
+        """
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            self._choose_addresses()
+            try:
+                await self._start_once()
+                return
+            except DiedEarlyError as death:
+                await self.stop()
+                if attempt == _START_ATTEMPTS or not self._port_was_taken(death.child.name):
+                    raise _as_stack_error(death) from None
+            except BaseException:
+                await self.stop()
+                raise
+
+    async def wait(self) -> None:
+        """Keeps the children running; returns only by raising.
+
+        Raises:
+            StackError: A child dies again and again.
+        """
+        await _first_failure(self._watchers)
+
+    async def stop(self) -> None:
+        """Stops the gateway, then the KV manager, then the executor; each has its drain time to finish what it has."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watchers.clear()
+        for name in SERVICES:
+            if name in self._children:
+                await self._children[name].stop(self._drain_seconds + _STOP_MARGIN_SECONDS)
+
+    def kill(self) -> None:
+        """Kills all three at once."""
+        for child in self._children.values():
+            child.kill()
+
+    async def __aenter__(self) -> "Stack":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _choose_addresses(self) -> None:
+        # All ports are held until each is chosen, so that no two are the same.
+        held: list[socket.socket] = []
+        chosen = {}
+        try:
+            for name, (host, port) in self._places.items():
+                held.append(_bind(host, port))
+                chosen[name] = join_address(host, held[-1].getsockname()[1])
+        finally:
+            for each in held:
+                each.close()
+        self.addresses = Addresses(**chosen)
+
+    def _port_was_taken(self, name: str) -> bool:
+        host, port = self._places[name]
+        if port != 0:
+            return False
+        try:
+            _bind(host, int(getattr(self.addresses, name).rpartition(":")[2])).close()
+        except StackError:
+            return True
+        return False
+
+    async def _start_once(self) -> None:
+        self._children = {
+            name: ChildProcess(name, self._command(name, self.addresses), getattr(self.addresses, name), self._log)
+            for name in SERVICES
+        }
+        await asyncio.gather(*(child.start() for child in self._children.values()))
+        await _first_failure([asyncio.create_task(self._until_ready(child)) for child in self._children.values()])
+        self._watchers = [asyncio.create_task(self._keep_running(child)) for child in self._children.values()]
+
+    async def _until_ready(self, child: ChildProcess) -> None:
+        await child.ready()
+        self._log(f"{child.name} serves on {child.address}, process {child.pid}")
+
+    async def _keep_running(self, child: ChildProcess) -> None:
+        deaths: deque[float] = deque()
+        while True:
+            await child.exited()
+            now = time.monotonic()
+            deaths.append(now)
+            while now - deaths[0] > _DEATHS_WINDOW_SECONDS:
+                deaths.popleft()
+            if len(deaths) > _MAX_DEATHS:
+                raise StackError(
+                    f"{child.name} died {len(deaths)} times in {_DEATHS_WINDOW_SECONDS:.0f} s, last: {child.epitaph}", 1
+                )
+            self._log(f"{child.name} died ({child.epitaph}); it is started again")
+            await asyncio.sleep(_FIRST_BACKOFF_SECONDS * 2 ** (len(deaths) - 1))
+            await child.start()
+
+
+def serve_until_stopped(stack: Stack, model_name: str, console: Console) -> None:
+    """Runs a stack in the foreground until Ctrl-C or SIGTERM. The address to use is the last line printed at start.
+
+    A second Ctrl-C kills.
+
+    Raises:
+        StackError: It cannot start, or a child dies again and again.
+    """
+    asyncio.run(_serve_until_stopped(stack, model_name, console))
+
+
+async def _serve_until_stopped(stack: Stack, model_name: str, console: Console) -> None:
+    async def serve() -> None:
+        with console.status("Starting executor, KV manager and gateway"):
+            await stack.start()
+        print(f"Octavo serves {model_name} on {stack.addresses.gateway}", flush=True)
+        await stack.wait()
+
+    serving = asyncio.create_task(serve())
+    stopping = False
+
+    def interrupted() -> None:
+        nonlocal stopping
+        if stopping:
+            stack.kill()
+        else:
+            stopping = True
+            console.print("Stopping; Ctrl-C once more kills.")
+            serving.cancel()
+
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, interrupted)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        pass
+    finally:
+        stopping = True
+        await stack.stop()
+
+
+def _as_stack_error(death: DiedEarlyError) -> StackError:
+    child = death.child
+    exit_code = _CONFIG_ERROR_EXIT_CODE if child.exit_code == _CONFIG_ERROR_EXIT_CODE else 1
+    return StackError(f"{child.name}: {child.epitaph.removeprefix('octavo: ')}", exit_code)
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that holds a port; 0 takes a free one.
+
+    Raises:
+        StackError: The port is in use, or the host is none of this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        held = socket.socket(family, kind, protocol)
+        if port:
+            # Connections of a server that ran here before do not count.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(address)
+    except OSError as error:
+        raise StackError(
+            f"cannot listen on {join_address(host, port)}: {error.strerror}", _CONFIG_ERROR_EXIT_CODE
+        ) from error
+    return held
+
+
+async def _first_failure(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Waits for all; the first that fails ends the others and raises."""
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

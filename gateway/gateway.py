@@ -12,7 +12,6 @@ from gateway.detokenizer import DetokenizerFactory
 from gateway.errors import InvalidArgument, NotFound
 from gateway.output import RequestOutput, SequenceOutput
 from gateway.request import (
-    ChatPrompt,
     GenerationRequest,
     ModelLimits,
     PreparedRequest,
@@ -20,6 +19,7 @@ from gateway.request import (
     ResolvedSampling,
     SamplingParams,
     TextPrompt,
+    TokenPrompt,
 )
 from gateway.scope import DEFAULT_TENANT, tenant_salt
 from gateway.stop_strings import StopMatcher, StopPattern
@@ -128,26 +128,27 @@ class Gateway:
 
     def _encode(self, prompt: Prompt, limits: ModelLimits) -> list[int]:
         check_prompt(prompt)
+        if isinstance(prompt, TokenPrompt):
+            check_token_ids(prompt.token_ids, "prompt.tokens.token_ids", limits.vocab_size)
+            return list(prompt.token_ids)
         field = prompt_field(prompt)
         if isinstance(prompt, TextPrompt):
             token_ids = self._encode_text(prompt.text, field, add_special_tokens=True)
-        elif isinstance(prompt, ChatPrompt):
+        else:
             # The template has written the special tokens already.
             token_ids = self._encode_text(self._chat_template.render(prompt.messages), field, add_special_tokens=False)
-        else:
-            field = "prompt.tokens.token_ids"
-            token_ids = list(prompt.token_ids)
-        check_token_ids(token_ids, field, limits.vocab_size)
+        if not token_ids:
+            raise InvalidArgument(field, "has no tokens")
+        if max(token_ids) >= limits.vocab_size:
+            raise InvalidArgument(field, f"has token {max(token_ids)}; the model's go to {limits.vocab_size - 1}")
         return token_ids
 
     def _encode_text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            text.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgument(field, "is not valid Unicode text") from error
-        if not token_ids:
-            raise InvalidArgument(field, "has no tokens")
-        return token_ids
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _stop_token_ids(self, sampling: SamplingParams, limits: ModelLimits) -> tuple[int, ...]:
         """The client's stop tokens and the model's own, each once."""

@@ -58,8 +58,8 @@ class StepBatch:
     Attributes:
         forget: sequences whose state is dropped.
         new_sequences: replace what is known of those ids.
-        row_sequence_ids, row_num_tokens: the rows. Row i computes the next `row_num_tokens[i]` tokens of its sequence; it
-            samples when that reaches the last token the sequence has.
+        row_sequence_ids, row_num_tokens: the rows. Row i computes the next `row_num_tokens[i]` tokens of its sequence;
+            it samples when that reaches the last token the sequence has.
         table_edits: (row, logical index, block id); appends at the table's length, replaces below it.
         block_copies: (source, destination), all of them before any row writes.
         forks: parent sequence id -> ids of children, which copy the parent (table included) when it samples in this
@@ -105,4 +105,7 @@ class StepResult:
 
 
 class BatchRefused(Exception):
-    """The batch is from an older epoch, leaves a gap in steps, or names what does not exist. Nothing of it was applied."""
+    """The batch is from an older epoch, leaves a gap in steps, or names what does not exist.
+
+    Nothing of it was applied.
+    """

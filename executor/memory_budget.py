@@ -1,0 +1,49 @@
+"""How much memory the arena gets: from "512MiB" or "40%" to a number of blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from executor.errors import SettingsError
+
+_UNITS = {"B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}IB"] = 1024**_power
+
+_BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[A-Za-z]+)\s*")
+
+
+def parse_budget(text: str, free_bytes: Callable[[], int]) -> int:
+    """Bytes that a budget stands for.
+
+    Args:
+        text: a size ("512MiB", "2GB", "1.5 GiB") or a share of what is free ("40%").
+        free_bytes: what is free now; asked only for a share.
+
+    Raises:
+        SettingsError: if it is neither, or the share is not above 0 and at most 100 %.
+    """
+    match = _BUDGET.fullmatch(text)
+    if match is None:
+        raise SettingsError(f"kv_memory {text!r} is neither a size like 512MiB nor a share of free memory like 40%")
+    amount, unit = float(match[1]), match[2]
+    if unit == "%":
+        if not 0 < amount <= 100:
+            raise SettingsError(f"kv_memory {text!r}: a share must be above 0% and at most 100%")
+        return int(free_bytes() * amount / 100)
+    if unit.upper() not in _UNITS:
+        raise SettingsError(f"kv_memory {text!r}: unknown unit {unit!r}; use MiB, GiB, MB, GB or %")
+    return int(amount * _UNITS[unit.upper()])
+
+
+def blocks_in(budget: int, bytes_per_block: int, text: str) -> int:
+    """Whole blocks that fit into `budget` bytes.
+
+    Raises:
+        SettingsError: if not even one does; `text` is the budget as it was given.
+    """
+    if budget < bytes_per_block:
+        raise SettingsError(f"kv_memory {text!r} is {budget} bytes, less than one block of {bytes_per_block} bytes")
+    return budget // bytes_per_block

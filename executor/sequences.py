@@ -1,0 +1,67 @@
+"""What the executor keeps of each sequence between steps."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from executor.step import NewSequence, SamplingParams
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """One sequence.
+
+    Attributes:
+        token_ids: prompt and output so far, the token sampled last included.
+        num_computed: how many of them have keys and values in the blocks.
+        block_table: block id of each logical block.
+    """
+
+    sequence_id: int
+    token_ids: array[int]
+    prompt_length: int
+    num_computed: int
+    block_table: array[int]
+    sampling: SamplingParams
+    sample_index: int
+
+    @classmethod
+    def start(cls, new: NewSequence) -> SequenceState:
+        return cls(
+            sequence_id=new.sequence_id,
+            token_ids=_int64(new.token_ids),
+            prompt_length=new.prompt_length,
+            num_computed=new.num_computed,
+            block_table=_int64(new.block_table),
+            sampling=new.sampling,
+            sample_index=new.sample_index,
+        )
+
+    def fork(self, child_id: int, sample_index: int) -> SequenceState:
+        """A copy of the sequence, table included, with a random stream of its own."""
+        return SequenceState(
+            sequence_id=child_id,
+            token_ids=self.token_ids[:],
+            prompt_length=self.prompt_length,
+            num_computed=self.num_computed,
+            block_table=self.block_table[:],
+            sampling=self.sampling,
+            sample_index=sample_index,
+        )
+
+    def edit_table(self, index: int, block: int) -> None:
+        """Appends where `index` is the table's length, replaces below it."""
+        if index == len(self.block_table):
+            self.block_table.append(block)
+        else:
+            self.block_table[index] = block
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_length
+
+
+def _int64(values: Sequence[int]) -> array[int]:
+    return array("q", values)

@@ -1,0 +1,89 @@
+"""Fills the decoder's parameters from a checkpoint's tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from executor.errors import CheckpointError
+from executor.families import Family, StoredWeight, WeightMap
+from executor.weights.checkpoint import WeightSource
+
+_MAX_NAMES_SHOWN = 5
+# Dequantising and copying leave the interpreter lock; more threads than this find no more memory bandwidth.
+_READERS = 4
+
+
+def assemble(
+    source: WeightSource, family: Family, weight_map: WeightMap, *, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Reads, transposes, fuses and converts.
+
+    Names and shapes of all weights are checked before any is read.
+
+    Returns:
+        Parameter name -> tensor of `dtype` on `device`.
+
+    Raises:
+        CheckpointError: names the weights that are missing, unexpected, or of a wrong shape.
+    """
+    stored_names = _match(source.names(), family, weight_map)
+    for weights in weight_map.values():
+        for weight in weights:
+            _check_shape(source, stored_names[weight.name], weight)
+
+    def build(weights: tuple[StoredWeight, ...]) -> torch.Tensor:
+        return _build(source, weights, stored_names, dtype, device)
+
+    with ThreadPoolExecutor(min(_READERS, torch.get_num_threads())) as readers:
+        return dict(zip(weight_map, readers.map(build, weight_map.values()), strict=True))
+
+
+def _match(found: set[str], family: Family, weight_map: WeightMap) -> dict[str, str]:
+    """Name in the weight map -> name in the checkpoint, which may have the family's prefix."""
+    stored_names = {name.removeprefix(family.prefix): name for name in found}
+    wanted = {weight.name for weights in weight_map.values() for weight in weights}
+    missing = wanted - stored_names.keys()
+    if missing:
+        raise CheckpointError(f"the checkpoint lacks {_listed(missing)}")
+    unexpected = {name for name in stored_names.keys() - wanted if not _may_be_ignored(name, family.ignored)}
+    if unexpected:
+        raise CheckpointError(f"the checkpoint has weights that its configuration does not: {_listed(unexpected)}")
+    return stored_names
+
+
+def _may_be_ignored(name: str, ignored: re.Pattern[str]) -> bool:
+    # A head that isn't wanted is a copy of the embedding it is tied to.
+    return name == "lm_head.weight" or ignored.fullmatch(name) is not None
+
+
+def _check_shape(source: WeightSource, stored_name: str, weight: StoredWeight) -> None:
+    shape = source.shape(stored_name)
+    if shape != weight.shape:
+        raise CheckpointError(f"weight {stored_name} has shape {list(shape)}, expected {list(weight.shape)}")
+
+
+def _build(
+    source: WeightSource,
+    weights: tuple[StoredWeight, ...],
+    stored_names: Mapping[str, str],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    shapes = [weight.shape[::-1] if weight.transposed else weight.shape for weight in weights]
+    parameter = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
+    first = 0
+    for weight, shape in zip(weights, shapes, strict=True):
+        values = source.read(stored_names[weight.name])
+        parameter[first : first + shape[0]].copy_(values.t() if weight.transposed else values)
+        first += shape[0]
+    return parameter
+
+
+def _listed(names: set[str]) -> str:
+    shown = ", ".join(sorted(names)[:_MAX_NAMES_SHOWN])
+    hidden = len(names) - _MAX_NAMES_SHOWN
+    return f"{shown} and {hidden} more" if hidden > 0 else shown

@@ -1,1 +1,1 @@
-"""Which request runs next, and which block holds which token. Arithmetic on ids: no model code, no processes, no clock."""
+"""Which request runs next, and which block holds which token: arithmetic on ids, without model code or clocks."""

@@ -48,7 +48,8 @@ class Capacity:
         if prompt_length >= self.max_model_len:
             raise InvalidRequest(
                 "prompt",
-                f"prompt has {prompt_length} tokens; the model takes {self.max_model_len} with at least one for the answer",
+                f"prompt has {prompt_length} tokens; the model takes {self.max_model_len}, "
+                "at least one of them for the answer",
             )
         longest = min(self.max_model_len, self._longest_that_fits(prompt_length, spec.n))
         if longest <= prompt_length:

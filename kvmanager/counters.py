@@ -40,13 +40,18 @@ class Counters:
         self.peak_referenced_blocks = max(self.peak_referenced_blocks, num_referenced)
         self.slot_steps += num_referenced * memory.block_size
         self.internal_slot_steps += memory.num_retiring() * memory.block_size
-        # Siblings may share their last block: its empty slots count once.
-        unfilled = {}
+        block_size = memory.block_size
+        shared: set[int] = set()  # siblings may share their last block: its empty slots count once
         for sequence in sequences:
-            if sequence.table:
-                reserved = max(0, len(sequence.token_ids) - sequence.num_computed)
-                slots = len(sequence.table) * memory.block_size - sequence.num_computed
-                unfilled[sequence.table[-1].block_id] = (reserved, slots - reserved)
-        for reserved, internal in unfilled.values():
-            self.reserved_slot_steps += reserved
-            self.internal_slot_steps += internal
+            last = sequence.table[-1]
+            if last.reference_count > 1:
+                if last.block_id in shared:
+                    continue
+                shared.add(last.block_id)
+            num_computed = sequence.num_computed
+            unfilled = len(sequence.table) * block_size - num_computed
+            reserved = len(sequence.token_ids) - num_computed
+            if reserved > 0:
+                self.reserved_slot_steps += reserved
+                unfilled -= reserved
+            self.internal_slot_steps += unfilled

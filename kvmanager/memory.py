@@ -97,15 +97,17 @@ class Memory:
     def blocks_to_write(self, sequences: Iterable[Sequence]) -> int:
         """Blocks to allocate before each of these can write its next token: at block borders, and for copies."""
         num_new = 0
-        writers: Counter[Block] = Counter()
+        shared: list[Block] = []
         for sequence in sequences:
             index = sequence.num_computed // self.block_size
             if index == len(sequence.table):
                 num_new += 1
             elif sequence.table[index].reference_count > 1:
-                writers[sequence.table[index]] += 1
+                shared.append(sequence.table[index])
+        if not shared:
+            return num_new
         # The last holder of a shared block writes in place.
-        return num_new + sum(min(count, block.reference_count - 1) for block, count in writers.items())
+        return num_new + sum(min(count, block.reference_count - 1) for block, count in Counter(shared).items())
 
     def prepare_write(self, sequence: Sequence) -> tuple[int, Block | None] | None:
         """Makes the block of the sequence's next token its own (copy-on-write, section 4.4).

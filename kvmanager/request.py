@@ -70,6 +70,7 @@ class Sequence:
         "num_computed",
         "num_in_flight",
         "num_registered",
+        "prompt_length",
         "request",
         "resident",
         "sample_index",
@@ -78,11 +79,12 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, sequence_id: int, request: Request, sample_index: int, token_ids: list[int]) -> None:
+    def __init__(self, sequence_id: int, request: Request, sample_index: int) -> None:
         self.sequence_id = sequence_id
         self.request = request
         self.sample_index = sample_index
-        self.token_ids = token_ids
+        self.prompt_length = len(request.spec.prompt_token_ids)
+        self.token_ids = list(request.spec.prompt_token_ids)
         self.num_in_flight = 0
         self.num_computed = 0
         self.table: list[Block] = []
@@ -98,7 +100,7 @@ class Sequence:
     @property
     def num_output(self) -> int:
         """Output tokens that have arrived."""
-        return len(self.token_ids) - len(self.request.spec.prompt_token_ids)
+        return len(self.token_ids) - self.prompt_length
 
     @property
     def num_to_compute(self) -> int:

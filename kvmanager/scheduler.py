@@ -184,7 +184,7 @@ class Scheduler:
 
     def new_sequence(self, request: Request, sample_index: int) -> Sequence:
         """Adds a sequence to a request. Ids are never used again."""
-        sequence = Sequence(next(self._sequence_ids), request, sample_index, list(request.spec.prompt_token_ids))
+        sequence = Sequence(next(self._sequence_ids), request, sample_index)
         request.sequences.append(sequence)
         return sequence
 

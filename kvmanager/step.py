@@ -58,7 +58,7 @@ class StepResult:
     logprobs: list[object] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceUpdate:
     """New tokens of one sequence. `position` is the first one's index in the output."""
 

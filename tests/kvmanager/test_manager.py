@@ -151,6 +151,56 @@ def test_a_preempted_group_comes_back_whole_and_shares_its_prompt_again():
     assert len(h.usage) == 2
 
 
+def test_siblings_that_come_back_wait_until_their_shared_prompt_is_computed_again():
+    h = Harness(num_blocks=28, block_size=2, max_batched_tokens=8, max_sequences=8, prefix_caching=False)
+    h.submit("old", h.prompt(4), max_tokens=36)
+    h.submit("group", h.prompt(31), max_tokens=7, n=2)  # four chunks to compute its prompt
+    h.run()
+    assert any(e.handle == "group" for e in h.events if e.kind is EventKind.PREEMPTED)
+    assert len(h.usage) == 2
+    h.check_answers()
+
+
+def test_a_sibling_that_ends_while_others_wait_for_it_does_not_hold_them_up():
+    h = Harness(num_blocks=28, block_size=2, max_batched_tokens=8, max_sequences=8, prefix_caching=False)
+    h.submit("old", h.prompt(4), max_tokens=36)
+    h.submit("group", h.prompt(31), max_tokens=7, n=2)
+
+    def followers():
+        return [
+            s for s in h.manager._scheduler.live_sequences() if s.leader and s.leader.num_computed < s.leader_tokens
+        ]
+
+    while not followers():
+        h.step()
+    h.take(h.manager.abort("group", h.now, sample_index=0))
+    h.run()
+    assert h.output["group", 1] == h.expected("group", 1)
+    assert h.output["old", 0] == h.expected("old")
+
+
+def test_a_group_that_just_fits_runs():
+    h = Harness(num_blocks=4, block_size=4, max_sequences=4)
+    h.submit("a", h.prompt(6), max_tokens=3, n=3)
+    h.run()
+    h.check_answers()
+    assert h.manager.counters.preemptions == 0
+
+
+@pytest.mark.parametrize("prompt_length", [8, 9])
+def test_an_executor_lost_between_a_fork_and_its_first_tokens(prompt_length):
+    h = Harness(block_size=4)
+    h.submit("a", h.prompt(prompt_length), max_tokens=5, n=3)
+    h.schedule()
+    h.schedule()
+    h.manager.detach_executor(h.now)
+    h.oracle = type(h.oracle)(64, 4, h.rng)
+    h.manager.attach_executor(h.capacity, h.now)
+    h.run()
+    h.check_answers()
+    assert h.usage["a"].completion_tokens == 15
+
+
 def test_a_prefix_is_computed_once_even_by_requests_that_arrive_together():
     h = Harness(block_size=4)
     common = h.prompt(16)

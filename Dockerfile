@@ -1,0 +1,65 @@
+# Octavo's images. Two targets:
+#
+#   octavo-core      gateway, KV manager and every client command; no torch
+#   octavo-executor  the same plus torch: one more layer on the same ones
+#
+#   docker build --target octavo-executor -t octavo-executor .
+#
+# TORCH_INDEX names one more package index to look for torch in. Without it torch comes from the index that pip is set to use;
+# PyPI's build for Linux brings CUDA and serves CPUs and NVIDIA GPUs alike. PyTorch's index of CPU wheels makes the image
+# several GB smaller.
+ARG PYTHON_IMAGE=python:3.11-slim
+
+FROM ${PYTHON_IMAGE} AS core-dependencies
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv /opt/octavo
+ENV PATH=/opt/octavo/bin:$PATH
+WORKDIR /build
+COPY pyproject.toml constraints.txt deploy/requirements.py ./
+RUN python requirements.py > core.txt && pip install --quiet -c constraints.txt -r core.txt
+
+# What the executor needs beyond that, alone in /layer: files that the environment did not have before.
+FROM core-dependencies AS executor-dependencies
+ARG TORCH_INDEX=
+RUN find /opt/octavo ! -type d | sort > before \
+ && python requirements.py executor > executor.txt \
+ && pip install --quiet ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -r executor.txt \
+ && find /opt/octavo ! -type d | sort | comm -13 before - > added \
+ && mkdir /layer && tar -c -T added | tar -x -C /layer
+
+# Octavo itself, likewise.
+FROM core-dependencies AS octavo
+COPY . .
+RUN find /opt/octavo ! -type d | sort > before \
+ && pip install --quiet --no-deps . \
+ && find /opt/octavo ! -type d | sort | comm -13 before - > added \
+ && mkdir /layer && tar -c -T added | tar -x -C /layer
+
+# /models is made here so that a volume mounted on it belongs to the user that runs.
+FROM ${PYTHON_IMAGE} AS core-runtime
+RUN groupadd --gid 10001 octavo && useradd --uid 10001 --gid octavo --no-create-home --home-dir /tmp --shell /usr/sbin/nologin octavo \
+ && install -d -o octavo -g octavo /models
+ENV PATH=/opt/octavo/bin:$PATH \
+    OCTAVO_CACHE=/models \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+COPY --from=core-dependencies /opt/octavo /opt/octavo
+
+FROM core-runtime AS executor-runtime
+COPY --from=executor-dependencies /layer /
+
+FROM executor-runtime AS octavo-executor
+COPY --from=octavo /layer /
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 50053
+ENTRYPOINT ["octavo"]
+CMD ["executor"]
+
+FROM core-runtime AS octavo-core
+COPY --from=octavo /layer /
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 50051 50052
+ENTRYPOINT ["octavo"]
+CMD ["--help"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -13,8 +12,6 @@ from executor.families import Family, StoredWeight, WeightMap
 from executor.weights.checkpoint import WeightSource
 
 _MAX_NAMES_SHOWN = 5
-# Dequantising and copying leave the interpreter lock; more threads than this find no more memory bandwidth.
-_READERS = 4
 
 
 def assemble(
@@ -35,11 +32,10 @@ def assemble(
         for weight in weights:
             _check_shape(source, stored_names[weight.name], weight)
 
-    def build(weights: tuple[StoredWeight, ...]) -> torch.Tensor:
-        return _build(source, weights, stored_names, dtype, device)
-
-    with ThreadPoolExecutor(min(_READERS, torch.get_num_threads())) as readers:
-        return dict(zip(weight_map, readers.map(build, weight_map.values()), strict=True))
+    # One after another: in threads, dequantising took longer (it works on few rows at a time, under the interpreter lock).
+    return {
+        parameter: _build(source, weights, stored_names, dtype, device) for parameter, weights in weight_map.items()
+    }
 
 
 def _match(found: set[str], family: Family, weight_map: WeightMap) -> dict[str, str]:

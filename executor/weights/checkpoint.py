@@ -13,7 +13,7 @@ from executor.errors import CheckpointError
 
 
 class WeightSource(Protocol):
-    """Named tensors of a checkpoint, read one at a time. `read` may be called from several threads."""
+    """Named tensors of a checkpoint, read one at a time."""
 
     def names(self) -> set[str]: ...
 

@@ -54,28 +54,38 @@ def open_gguf(path: Path) -> Checkpoint:
 
 
 class _Reader(gguf.GGUFReader):
-    """GGUFReader that steps over arrays of strings.
+    """GGUFReader that steps over arrays.
 
     They are the tokenizer, which the executor doesn't need, and they take the library seconds: an array object for
-    each of some 100,000 strings.
+    each of some 150,000 elements.
     """
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
     ) -> tuple[int, list[npt.NDArray[Any]], list[int], list[gguf.GGUFValueType]]:
-        if raw_type != gguf.GGUFValueType.ARRAY or self._get(orig_offs, np.uint32)[0] != gguf.GGUFValueType.STRING:
+        if raw_type != gguf.GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
-        # An array is: type of the elements (4 bytes), number of elements (8 bytes), elements; a string is: number of
-        # bytes (8 bytes), bytes.
+        # An array is: type of the elements (4 bytes), number of elements (8 bytes), elements.
+        element = gguf.GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
         count = int(self._get(orig_offs + 4, np.uint64)[0])
+        if element == gguf.GGUFValueType.STRING:
+            end = self._end_of_strings(orig_offs + 12, count)
+        elif element in self.gguf_scalar_to_np:
+            end = orig_offs + 12 + count * np.dtype(self.gguf_scalar_to_np[element]).itemsize
+        else:
+            raise ValueError(f"an array of {element.name}")
+        return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY, element]
+
+    def _end_of_strings(self, start: int, count: int) -> int:
+        """Where `count` strings from `start` on end. A string is: number of bytes (8 bytes), bytes."""
         order: Literal["big", "little"] = "big" if self.endianess == gguf.GGUFEndian.BIG else "little"
         content = self.data.data
-        end = orig_offs + 12
+        end = start
         for _ in range(count):
             end += 8 + int.from_bytes(content[end : end + 8], order)
             if end > len(content):
                 raise ValueError("the file ends inside an array of strings")
-        return end - orig_offs, [], [], [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING]
+        return end
 
 
 class GgufWeights:
@@ -142,18 +152,19 @@ def _config(reader: gguf.GGUFReader) -> dict[str, Any]:
     if "token_embd.weight" not in tensors:
         raise CheckpointError("GGUF weight token_embd.weight is missing")
     heads = metadata.integer("llama.attention.head_count")
-    head_dim = metadata.get("llama.attention.key_length") or metadata.integer("llama.embedding_length") // heads
+    hidden_size = metadata.integer("llama.embedding_length")
+    head_dim = metadata.integer("llama.attention.key_length", default=hidden_size // heads)
     if metadata.get("llama.rope.dimension_count") not in (None, head_dim):
         raise UnsupportedModel("GGUF LLaMA models that rotate only a part of each head are not supported")
     eos = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
     return {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-        "hidden_size": metadata.integer("llama.embedding_length"),
+        "hidden_size": hidden_size,
         "intermediate_size": metadata.integer("llama.feed_forward_length"),
         "num_hidden_layers": metadata.integer("llama.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get("llama.attention.head_count_kv") or heads,
+        "num_key_value_heads": metadata.integer("llama.attention.head_count_kv", default=heads),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer("llama.context_length"),
         "rms_norm_eps": metadata.get("llama.attention.layer_norm_rms_epsilon"),
@@ -185,8 +196,8 @@ class _Metadata:
         field = self._fields.get(key)
         return None if field is None else field.contents()
 
-    def integer(self, key: str) -> int:
-        value = self.get(key)
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = default if key not in self._fields else self.get(key)
         if not isinstance(value, int) or value < 1:
             raise CheckpointError(f"GGUF field {key} must be a positive integer, not {value!r}")
         return value

@@ -1,0 +1,190 @@
+"""Tiny random models, and a stand-in for the KV manager that drives an executor through step batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from executor.attention import StepLayout
+from executor.decoder import DecoderInput
+from executor.executor import Executor
+from executor.loader import ExecutorSettings, load_executor
+from executor.step import NewSequence, SamplingParams, StepBatch, StepResult
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def randomised(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
+    """Every parameter random, biases and norms too, so that a parameter that is left out or swapped shows."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.dim() == 1 and name.endswith("weight")
+            parameter.copy_(1 + 0.2 * noise if is_norm else 0.25 * noise)
+    return model.eval()
+
+
+def llama_config(**changes: Any) -> transformers.LlamaConfig:
+    sizes: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    return transformers.LlamaConfig(**(sizes | changes))
+
+
+@pytest.fixture(scope="session")
+def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, transformers.PreTrainedModel]]:
+    """Makes a random model of a configuration and saves it as safetensors."""
+
+    def save(config: transformers.PretrainedConfig, **save_options: Any) -> tuple[Path, transformers.PreTrainedModel]:
+        model = randomised(transformers.AutoModelForCausalLM.from_config(config))
+        folder = tmp_path_factory.mktemp("model")
+        model.save_pretrained(folder, **save_options)
+        return folder, model
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def llama(save_model: Callable[..., Any]) -> tuple[Path, transformers.PreTrainedModel]:
+    folder, model = save_model(llama_config())
+    return folder, model
+
+
+@pytest.fixture
+def load() -> Callable[..., Executor]:
+    def load(folder: Path, **settings: Any) -> Executor:
+        return load_executor(ExecutorSettings(model=folder, **({"kv_memory": "2MiB", "device": "cpu"} | settings)))
+
+    return load
+
+
+@pytest.fixture
+def all_logits() -> Callable[[Executor, list[int]], torch.Tensor]:
+    """Logits at every position of a prompt that is computed in one step, [tokens, vocab]."""
+
+    @torch.inference_mode()
+    def run(executor: Executor, tokens: list[int]) -> torch.Tensor:
+        runner, block_size, count = executor._runner, executor.info.block_size, len(tokens)
+        table = np.arange(-(-count // block_size))
+        plan = runner.attention.plan(StepLayout([count], [count], [table], block_size), torch.device("cpu"))
+        positions = torch.arange(count)
+        step = DecoderInput(torch.tensor(tokens), positions, torch.full((count,), count), sampled=positions)
+        logits: torch.Tensor = runner.decoder(step, runner.arena.layers, plan)
+        return logits
+
+    return run
+
+
+@dataclass
+class Driver:
+    """Gives every sequence blocks of its own, in a shuffled order, and runs steps."""
+
+    executor: Executor
+    seed: int = 0
+    epoch: int = 1
+    steps: int = 0
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    computed: dict[int, int] = field(default_factory=dict)
+    tables: dict[int, list[int]] = field(default_factory=dict)
+    free: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.free = list(range(self.executor.info.num_blocks))
+        random.Random(self.seed).shuffle(self.free)
+
+    def batch(self, **fields: Any) -> StepBatch:
+        return StepBatch(epoch=self.epoch, step=self.steps + 1, **fields)
+
+    def step(self, batch: StepBatch) -> StepResult:
+        result = self.executor.step(batch)
+        self.steps += 1
+        for sequence_id, count in zip(batch.row_sequence_ids, batch.row_num_tokens, strict=True):
+            self.computed[sequence_id] += count
+        for sequence_id, token in zip(result.sequence_ids, result.token_ids, strict=True):
+            self.tokens[sequence_id].append(token)
+        return result
+
+    def new(
+        self,
+        sequence_id: int,
+        tokens: list[int],
+        sampling: SamplingParams = GREEDY,
+        *,
+        prompt_length: int | None = None,
+        num_computed: int = 0,
+        table: list[int] | None = None,
+    ) -> NewSequence:
+        self.tokens[sequence_id] = list(tokens)
+        self.computed[sequence_id] = num_computed
+        self.tables[sequence_id] = list(table or [])
+        return NewSequence(
+            sequence_id=sequence_id,
+            token_ids=list(tokens),
+            prompt_length=prompt_length or len(tokens),
+            num_computed=num_computed,
+            block_table=list(table or []),
+            sampling=sampling,
+        )
+
+    def edits(self, row: int, sequence_id: int, count: int) -> list[tuple[int, int, int]]:
+        """Appends blocks until the next `count` tokens fit."""
+        table, edits = self.tables[sequence_id], []
+        while len(table) * self.executor.info.block_size < self.computed[sequence_id] + count:
+            table.append(self.free.pop())
+            edits.append((row, len(table) - 1, table[-1]))
+        return edits
+
+    def run(self, counts: dict[int, int], new: list[NewSequence] | None = None, **fields: Any) -> StepResult:
+        """One step of the given number of tokens of each sequence, with the blocks they need."""
+        edits = [edit for row, (sid, count) in enumerate(counts.items()) for edit in self.edits(row, sid, count)]
+        return self.step(
+            self.batch(
+                new_sequences=new or [],
+                row_sequence_ids=list(counts),
+                row_num_tokens=list(counts.values()),
+                table_edits=edits,
+                **fields,
+            )
+        )
+
+    def generate(
+        self, prompts: list[list[int]], max_tokens: int, sampling: list[SamplingParams] | None = None, chunk: int = 1000
+    ) -> list[list[int]]:
+        """Output tokens of all prompts, batched together, prefilled in chunks of at most `chunk` tokens."""
+        new = [self.new(i, prompt, GREEDY if sampling is None else sampling[i]) for i, prompt in enumerate(prompts)]
+        active = set(range(len(prompts)))
+        while active:
+            counts = {i: min(chunk, len(self.tokens[i]) - self.computed[i]) for i in sorted(active)}
+            self.run(counts, new)
+            new = []
+            active = {i for i in active if len(self.tokens[i]) - len(prompts[i]) < max_tokens}
+        return [self.tokens[i][len(prompt) :] for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture
+def drive() -> type[Driver]:
+    return Driver
+
+
+def random_tokens(count: int, seed: int, vocab_size: int = 96) -> list[int]:
+    return random.Random(seed).choices(range(3, vocab_size), k=count)
+
+
+@pytest.fixture
+def prompt() -> Callable[..., list[int]]:
+    return random_tokens

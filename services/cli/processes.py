@@ -14,10 +14,13 @@ from services.config import MAX_PORT, ExecutorConfig, GatewayConfig, KVManagerCo
 @expand
 def gateway(config: GatewayConfig) -> None:
     """Run the gateway: text in, text out, for clients."""
-    from services.gateway.server import run
     from services.model_store import resolve_model
 
-    run(replace(config, model=resolve_model(config.model)))
+    config = replace(config, model=resolve_model(config.model))
+
+    from services.gateway.server import run
+
+    run(config)
 
 
 @expand
@@ -31,10 +34,14 @@ def kvmanager(config: KVManagerConfig) -> None:
 @expand
 def executor(config: ExecutorConfig) -> None:
     """Run an executor: the model and its key/value memory."""
-    from services.executor.server import run
     from services.model_store import resolve_model
 
-    run(replace(config, model=resolve_model(config.model)))
+    config = replace(config, model=resolve_model(config.model))
+
+    # Loads the model's libraries, which takes seconds: not before it is known that there is a model.
+    from services.executor.server import run
+
+    run(config)
 
 
 @takes_stack_settings

@@ -1,0 +1,290 @@
+"""The command line as a person meets it: real processes, their words and their exit codes."""
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.config import ExecutorConfig, KVManagerConfig
+from tests.services.scripted_server import SERVICE, ScriptedGeneration, running
+
+OCTAVO = [sys.executable, "-m", "services.cli.app"]
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
+
+
+@pytest.fixture
+def servicer() -> ScriptedGeneration:
+    return ScriptedGeneration()
+
+
+@pytest.fixture
+def address(servicer: ScriptedGeneration) -> Iterator[str]:
+    with running(servicer) as address:
+        yield address
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address that nobody listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def octavo(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*OCTAVO, *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT | environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def complaint(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
+    """The one line on stderr of a command that failed as it should."""
+    assert done.returncode == exit_code, done
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("octavo: ")
+    return line
+
+
+def test_help_shows_every_command() -> None:
+    commands = ["serve", "gateway", "kvmanager", "executor", "chat", "generate", "models", "health", "fetch", "demo"]
+    shown = octavo("--help").stdout
+    assert all(f"\n  {command} " in shown for command in commands)
+    assert octavo().stdout == shown
+
+
+def test_help_shows_defaults_and_environment_variables() -> None:
+    shown = " ".join(octavo("executor", "--help").stdout.split())
+    assert f"env var: OCTAVO_EXECUTOR_KV_MEMORY; default: {ExecutorConfig.kv_memory}" in shown
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in shown
+
+
+def test_serve_takes_the_settings_of_all_three() -> None:
+    shown = " ".join(octavo("serve", "--help").stdout.split())
+    for flag in ("--kv-memory", "--dtype", "--max-batched-tokens", "--state", "--max-message-bytes", "--executor-port"):
+        assert f"{flag} <" in shown
+    assert f"env var: OCTAVO_SERVE_MAX_SEQUENCES; default: {KVManagerConfig.max_sequences}" in shown
+
+
+def test_version() -> None:
+    assert octavo("--version").stdout.startswith("octavo 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fly"], "No such command 'fly'"),
+        (["serve", "--modle", "x"], "No such option: --modle"),
+        (["serve"], "Missing option '--model'"),
+        (["serve", "--model", "/no/such/model"], "no such file or folder, nor a known name (smollm2): /no/such/model"),
+        (["gateway", "--model", "/no/such/model"], "model: no such file or folder"),
+        (["executor", "--model", "/no/such/model"], "model: no such file or folder"),
+        (["executor", "--model", "x", "--device", "abacus"], "'abacus' is not one of 'auto', 'cpu', 'cuda'"),
+        (["executor", "--model", "x", "--kv-memory", "lots"], "kv_memory: neither an amount"),
+        (["kvmanager", "--port", "many"], "Invalid value for '--port'"),
+        (["kvmanager", "--port", "70000"], "port: must be at most 65535"),
+        (["kvmanager", "--executor", "here"], "executor: not a host:port address: 'here'"),
+        (["models", "--address", "here"], "address: not a host:port address: 'here'"),
+        (["--config", "/no/such/file", "kvmanager"], "/no/such/file: No such file or directory"),
+        (["generate"], "Missing option '--prompt'"),
+        (["fetch", "gpt-7"], "'gpt-7' cannot be fetched; known names: smollm2"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    assert message in complaint(octavo(*arguments), 2)
+
+
+@pytest.mark.parametrize("text", ["[kvmanager]\nbudget = 3\n", "[manager]\n", "kvmanager = \n"])
+def test_a_bad_configuration_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text(text)
+    assert str(file) in complaint(octavo("--config", str(file), "kvmanager"), 2)
+
+
+def test_serve_on_a_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = octavo("serve", "--model", str(tmp_path), "--port", str(port))
+    assert complaint(done, 2) == f"octavo: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["models"], ["health"], ["chat"]])
+def test_an_unreachable_address(nowhere: str, command: list[str]) -> None:
+    done = octavo(*command, "--address", nowhere, stdin="hello\n")
+    assert f"cannot reach {nowhere}" in complaint(done, 2)
+
+
+def test_the_address_may_come_from_the_environment_or_a_file(nowhere: str, address: str, tmp_path: Path) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text(f'[models]\naddress = "{nowhere}"\n')
+    assert nowhere in complaint(octavo("--config", str(file), "models"), 2)
+    assert octavo("--config", str(file), "models", OCTAVO_ADDRESS=address).returncode == 0
+    assert octavo("models", "--address", address, OCTAVO_ADDRESS=nowhere).returncode == 0
+
+
+def test_models(address: str) -> None:
+    assert octavo("models", "--address", address).stdout == (
+        "parrot  context 64 tokens, vocabulary 1000, 8 blocks of 16 tokens\n"
+    )
+
+
+def test_health(address: str) -> None:
+    done = octavo("health", "--address", address)
+    assert (done.returncode, done.stdout) == (0, f"{address}: SERVING\n{SERVICE}: SERVING\n")
+    assert octavo("health", "--address", address, "--service", SERVICE).returncode == 0
+    unknown = octavo("health", "--address", address, "--service", "octavo.v1.Nothing")
+    assert complaint(unknown, 1).startswith("octavo: NOT_FOUND")
+
+
+def test_health_of_a_server_that_drains(servicer: ScriptedGeneration) -> None:
+    with running(servicer, status=2) as address:
+        done = octavo("health", "--address", address)
+    assert done.returncode == 1
+    assert f"{SERVICE}: NOT_SERVING" in done.stdout
+
+
+def test_health_is_light(address: str) -> None:
+    """A container engine runs it every few seconds: nothing of the model or the telemetry is loaded."""
+    done = octavo("health", "--address", address, PYTHONPROFILEIMPORTTIME="1")
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert done.returncode == 0
+    assert "grpc" in loaded
+    assert not loaded & {"torch", "numpy", "transformers", "opentelemetry", "tokenizers", "rich", "asyncio.unix_events"}
+
+
+def test_generate_streams_text(address: str) -> None:
+    done = octavo("generate", "--prompt", "to be or not", "--address", address)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "to be or not \n", "")
+
+
+def test_generate_sends_what_was_asked_for(address: str, servicer: ScriptedGeneration) -> None:
+    flags = f"--max-tokens 7 --temperature 0 --top-p 0.5 --top-k 3 --min-p 0.25 --stop a --stop b --seed {2**64 - 1}"
+    done = octavo("generate", "--prompt", "x", "--address", address, "--timeout", "9", "--model", "m", *flags.split())
+    assert done.returncode == 0, done.stderr
+    (request,) = servicer.requests
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.0, 0.5, 3)
+    assert (sampling.min_p, list(sampling.stop), sampling.seed) == (0.25, ["a", "b"], 2**64 - 1)
+    assert (request.model, request.timeout.ToSeconds()) == ("m", 9)
+    assert not sampling.HasField("n")
+    assert not sampling.HasField("logprobs")
+
+
+def test_generate_several_answers(address: str) -> None:
+    done = octavo("generate", "--prompt", "hey you", "--n", "3", "--address", address)
+    assert done.stdout.splitlines() == ["[0] hey you ", "[1] hey you ", "[2] hey you "]
+
+
+def test_generate_log_probabilities(address: str) -> None:
+    done = octavo("generate", "--prompt", "hey", "--logprobs", "1", "--address", address)
+    assert done.stdout.splitlines() == ["hey ", "token     100   -0.5000  100:-0.5000"]
+
+
+def test_generate_json(address: str) -> None:
+    done = octavo("generate", "--prompt", "hé you", "--json", "--address", address)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["text"] for line in lines] == ["hé ", "you "]
+    assert lines[-1]["usage"]["completion_tokens"] == 2
+
+
+def test_generate_refused(address: str) -> None:
+    done = octavo("generate", "--prompt", "refuse", "--address", address)
+    assert complaint(done, 1) == "octavo: INVALID_ARGUMENT: sampling.temperature: must not be negative"
+
+
+def test_generate_from_a_server_that_stops(address: str) -> None:
+    done = octavo("generate", "--prompt", "draining", "--address", address)
+    assert complaint(done, 1) == "octavo: UNAVAILABLE: the server is stopping"
+
+
+def test_ctrl_c_in_generate_is_quiet(address: str, servicer: ScriptedGeneration) -> None:
+    process = subprocess.Popen(
+        [*OCTAVO, "generate", "--prompt", "forever", "--address", address],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(2) == "on"
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stdout, stderr) == (130, "\n", "")
+    assert servicer.client_left.wait(10)
+
+
+def test_chat_reads_lines_and_keeps_the_conversation(address: str, servicer: ScriptedGeneration) -> None:
+    done = octavo("chat", "--system", "be kind", "--address", address, stdin="hello you\n\nand again\n/quit\nnever\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello you \nand again \n", "")
+    assert len(servicer.requests) == 2
+    assert [(message.role, message.content) for message in servicer.requests[-1].prompt.chat.messages] == [
+        ("system", "be kind"),
+        ("user", "hello you"),
+        ("assistant", "hello you "),
+        ("user", "and again"),
+    ]
+
+
+def test_chat_refused(address: str) -> None:
+    done = octavo("chat", "--address", address, stdin="refuse\nhello\n")
+    assert "sampling.temperature: must not be negative" in complaint(done, 1)
+
+
+def test_chat_in_a_terminal(address: str) -> None:
+    """A greeting, a refusal that does not end the talk, an answer, and Ctrl-C."""
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [*OCTAVO, "chat", "--address", address],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"TERM": "dumb"},
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+    )
+    os.close(child)
+    seen = ""
+
+    def see(text: str) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 30
+        while text not in seen:
+            assert time.monotonic() < deadline, seen
+            seen += os.read(parent, 4096).decode()
+        seen = seen.partition(text)[2]
+
+    try:
+        see(f"Talking with parrot on {address}")
+        see("> ")
+        os.write(parent, b"refuse\n")
+        see("octavo: INVALID_ARGUMENT: sampling.temperature: must not be negative")
+        see("> ")
+        os.write(parent, b"good evening\n")
+        see("good evening")
+        see("good evening ")
+        see("> ")
+        os.write(parent, b"forever\n")
+        see("on")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130, os.read(parent, 4096)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)

@@ -1,0 +1,139 @@
+"""Settings: limits, the TOML file, and which source wins, as seen through the real command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.config import ConfigError, ExecutorConfig, GatewayConfig, KVManagerConfig, read_toml
+
+COMMANDS = {"executor": {"kv_memory", "threads"}, "gateway": {"port"}}
+
+# The real command line with a server that only says what it was told.
+SHOW_CONFIG = """
+import dataclasses, json, sys, types
+server = types.ModuleType("services.executor.server")
+server.run = lambda config: print(json.dumps(dataclasses.asdict(config)))
+sys.modules["services.executor"] = types.ModuleType("services.executor")
+sys.modules["services.executor.server"] = server
+from services.cli.app import main
+main()
+"""
+
+
+def executor_config(tmp_path: Path, *arguments: str, **environment: str) -> dict[str, object]:
+    """What `octavo [--config ...] executor ...` starts the executor with."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_CONFIG, *arguments, "--model", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stderr
+    config: dict[str, object] = json.loads(done.stdout)
+    return config
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text('[executor]\nkv_memory = "1GiB"\nthreads = 3\nblock_size = 8\n')
+    config = executor_config(
+        tmp_path,
+        "--config",
+        str(file),
+        "executor",
+        "--kv-memory",
+        "3GiB",
+        OCTAVO_EXECUTOR_KV_MEMORY="2GiB",
+        OCTAVO_EXECUTOR_THREADS="2",
+    )
+    assert config["kv_memory"] == "3GiB"
+    assert config["threads"] == 2
+    assert config["block_size"] == 8
+    assert config["dtype"] == ExecutorConfig.dtype
+    assert config["model_name"] == tmp_path.name
+
+
+def test_the_file_may_come_from_the_environment_and_traces_from_the_standard_one(tmp_path: Path) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text("[executor]\nthreads = 3\n")
+    config = executor_config(
+        tmp_path, "executor", OCTAVO_CONFIG=str(file), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:4317"
+    )
+    assert config["threads"] == 3
+    assert config["otlp_endpoint"] == "http://127.0.0.1:4317"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[executor\n", "not valid TOML"),
+        ("port = 3\n", r"'port' stands outside a table"),
+        ("[scheduler]\n", r"unknown table \[scheduler\]; there are executor, gateway"),
+        ("[executor]\nkv_size = 3\n", r"unknown setting 'kv_size' in \[executor\]; there are kv_memory, threads"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_toml(file, COMMANDS)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_toml(tmp_path / "octavo.toml", COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MiB", 512 * 2**20),
+        ("1.5 GiB", 3 * 2**29),
+        ("2GB", 2 * 10**9),
+        ("4096", 4096),
+        ("40%", 400),
+        ("100%", 1000),
+    ],
+)
+def test_kv_memory(text: str, size: int) -> None:
+    assert ExecutorConfig(model="m", kv_memory=text).kv_memory_bytes(1000) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "0%", "101%", "-1GiB", "12 apples", "half"])
+def test_bad_kv_memory(text: str) -> None:
+    with pytest.raises(ConfigError, match="kv_memory"):
+        ExecutorConfig(model="m", kv_memory=text)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("port", -1),
+        ("port", 65536),
+        ("drain_seconds", -1.0),
+        ("executor", "localhost"),
+        ("executor", "localhost:0"),
+        ("max_batched_tokens", 0),
+        ("state", "postgres://x"),
+        ("log_level", "loud"),
+    ],
+)
+def test_a_value_out_of_its_limits_names_the_setting(setting: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        KVManagerConfig(**{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/models/smol-1.5", "smol-1.5"), ("x/Smol.Q4_1.gguf", "Smol.Q4_1"), ("smollm2", "smollm2")]
+)
+def test_a_model_is_called_by_its_folder_or_file(path: str, name: str) -> None:
+    assert GatewayConfig(model=path).model_name == name
+
+
+def test_ipv6_address() -> None:
+    assert KVManagerConfig(host="::1", port=1).address == "[::1]:1"

@@ -32,7 +32,7 @@ def assemble(
         for weight in weights:
             _check_shape(source, stored_names[weight.name], weight)
 
-    # One after another: in threads, dequantising took longer (it works on few rows at a time, under the interpreter lock).
+    # One after another: threads only wait for one another, dequantising works on few rows at a time in the interpreter.
     return {
         parameter: _build(source, weights, stored_names, dtype, device) for parameter, weights in weight_map.items()
     }

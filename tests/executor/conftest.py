@@ -33,7 +33,7 @@ def randomised(model: transformers.PreTrainedModel, seed: int = 0) -> transforme
     return model.eval()
 
 
-def llama_config(**changes: Any) -> transformers.LlamaConfig:
+def _llama_config(**changes: Any) -> transformers.LlamaConfig:
     sizes: dict[str, Any] = {
         "vocab_size": 96,
         "hidden_size": 32,
@@ -44,6 +44,11 @@ def llama_config(**changes: Any) -> transformers.LlamaConfig:
         "max_position_embeddings": 128,
     }
     return transformers.LlamaConfig(**(sizes | changes))
+
+
+@pytest.fixture(scope="session")
+def llama_config() -> Callable[..., transformers.LlamaConfig]:
+    return _llama_config
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +66,7 @@ def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
 
 @pytest.fixture(scope="session")
 def llama(save_model: Callable[..., Any]) -> tuple[Path, transformers.PreTrainedModel]:
-    folder, model = save_model(llama_config())
+    folder, model = save_model(_llama_config())
     return folder, model
 
 

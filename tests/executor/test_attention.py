@@ -1,0 +1,114 @@
+"""The reference backend against attention written out token by token in float64."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from executor.arena import LayerCache
+from executor.attention import ReferenceAttention, StepLayout
+
+_NUM_SLOTS = 600
+_HEAD_DIM = 8
+_CPU = torch.device("cpu")
+
+
+def _layout(rng, block_size, counts, lengths):
+    blocks = list(range(_NUM_SLOTS // block_size))
+    rng.shuffle(blocks)
+    tables = [np.array([blocks.pop() for _ in range(-(-n // block_size))], dtype=np.int64) for n in lengths]
+    return StepLayout(counts, lengths, tables, block_size)
+
+
+def _slot(layout, row, position):
+    return int(layout.block_tables[row][position // layout.block_size]) * layout.block_size + (
+        position % layout.block_size
+    )
+
+
+def _cache(kv_heads):
+    """Every slot holds NaN until it is written."""
+    empty = torch.full((_NUM_SLOTS, kv_heads, _HEAD_DIM), math.nan, dtype=torch.float64)
+    return LayerCache(empty.clone(), empty.clone())
+
+
+def _fill_past(layout, cache):
+    """Keys and values of the tokens before this step."""
+    for row, (count, length) in enumerate(zip(layout.num_tokens, layout.context_lengths, strict=True)):
+        for position in range(length - count):
+            slot = _slot(layout, row, position)
+            cache.keys[slot] = torch.randn_like(cache.keys[slot])
+            cache.values[slot] = torch.randn_like(cache.values[slot])
+
+
+def _expected(layout, cache, queries, scale):
+    result, token = torch.empty_like(queries), 0
+    heads, kv_heads = queries.shape[1], cache.keys.shape[1]
+    for row, (count, length) in enumerate(zip(layout.num_tokens, layout.context_lengths, strict=True)):
+        for position in range(length - count, length):
+            slots = [_slot(layout, row, seen) for seen in range(position + 1)]
+            for head in range(heads):
+                keys = cache.keys[slots, head // (heads // kv_heads)]
+                values = cache.values[slots, head // (heads // kv_heads)]
+                weights = torch.softmax(keys @ queries[token, head] * scale, dim=0)
+                result[token, head] = weights @ values
+            token += 1
+    return result
+
+
+_STEPS = {
+    "decodes of like length": ([1] * 6, [40, 41, 45, 39, 48, 44]),
+    "decodes of unlike lengths": ([1] * 5, [1, 2, 150, 17, 32]),
+    "prefills": ([5, 17, 32], [5, 17, 32]),
+    "chunks after a past": ([7, 16, 3], [23, 16, 90]),
+    "mixed": ([1, 20, 1, 1, 9, 8], [33, 20, 2, 100, 50, 49]),
+    "one token": ([1], [1]),
+}
+
+
+@pytest.mark.parametrize("shape", _STEPS.values(), ids=_STEPS.keys())
+@pytest.mark.parametrize("block_size", [1, 5, 16, 32])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
+def test_equals_attention_written_out(shape, block_size, heads, kv_heads):
+    """Unwritten slots hold NaN, so a result that is finite has read nothing past any sequence's end."""
+    torch.manual_seed(0)
+    layout = _layout(random.Random(1), block_size, *shape)
+    cache = _cache(kv_heads)
+    _fill_past(layout, cache)
+    tokens = sum(layout.num_tokens)
+    queries = torch.randn(tokens, heads, _HEAD_DIM, dtype=torch.float64)
+    keys, values = torch.randn(2, tokens, kv_heads, _HEAD_DIM, dtype=torch.float64)
+
+    plan = ReferenceAttention().plan(layout, _CPU)
+    plan.write(cache, keys, values)
+    result = plan.attend(cache, queries, scale=0.3)
+    torch.testing.assert_close(result, _expected(layout, cache, queries, 0.3), atol=1e-10, rtol=1e-10)
+
+
+def test_writes_only_the_slots_of_the_new_tokens():
+    layout = StepLayout([3, 1], [5, 4], [np.array([7, 2]), np.array([0])], block_size=4)
+    cache = _cache(1)
+    plan = ReferenceAttention().plan(layout, _CPU)
+    keys = torch.arange(4.0, dtype=torch.float64)[:, None, None].expand(4, 1, _HEAD_DIM)
+    plan.write(cache, keys, -keys)
+    written = (~cache.keys[:, 0, 0].isnan()).nonzero().flatten().tolist()
+    assert written == [3, 8, 30, 31]
+    assert cache.keys[[30, 31, 8, 3], 0, 0].tolist() == [0, 1, 2, 3]
+    assert cache.values[[30, 31, 8, 3], 0, 0].tolist() == [0, -1, -2, -3]
+
+
+def test_a_row_reads_what_another_row_writes_in_the_same_step():
+    """Two rows share a block; the second attends to the tokens the first one computes now."""
+    torch.manual_seed(0)
+    layout = StepLayout([4, 2], [4, 6], [np.array([3]), np.array([3, 5])], block_size=4)
+    cache = _cache(2)
+    queries = torch.randn(6, 2, _HEAD_DIM, dtype=torch.float64)
+    keys, values = torch.randn(2, 6, 2, _HEAD_DIM, dtype=torch.float64)
+    plan = ReferenceAttention().plan(layout, _CPU)
+    plan.write(cache, keys, values)
+    result = plan.attend(cache, queries, scale=1.0)
+    torch.testing.assert_close(result, _expected(layout, cache, queries, 1.0))

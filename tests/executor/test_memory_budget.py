@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from executor.errors import SettingsError
+from executor.free_memory import available_in_meminfo, free_memory
+from executor.memory_budget import blocks_in, parse_budget
+
+
+def _nothing_asked():
+    raise AssertionError("a size needs no look at what is free")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("512MiB", 512 << 20),
+        ("2GiB", 2 << 30),
+        (" 1.5 gib ", 3 << 29),
+        ("2GB", 2_000_000_000),
+        ("64KiB", 65536),
+        ("1TiB", 1 << 40),
+        ("100B", 100),
+    ],
+)
+def test_sizes(text, expected):
+    assert parse_budget(text, _nothing_asked) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("40%", 400), ("100%", 1000), ("12.5 %", 125)])
+def test_shares_of_what_is_free(text, expected):
+    assert parse_budget(text, lambda: 1000) == expected
+
+
+@pytest.mark.parametrize("text", ["", "512", "-1GiB", "MiB", "1,5GiB", "half", "0%", "101%", "5XB", "nan%"])
+def test_anything_else_is_refused_by_name(text):
+    with pytest.raises(SettingsError, match="kv_memory"):
+        parse_budget(text, lambda: 1000)
+
+
+def test_whole_blocks():
+    assert blocks_in(1000, 300, "1000B") == 3
+    with pytest.raises(SettingsError, match=r"'10B' is 10 bytes, less than one block of 300"):
+        blocks_in(10, 300, "10B")
+
+
+def test_meminfo():
+    assert available_in_meminfo("MemTotal: 9 kB\nMemFree:  3 kB\nMemAvailable:    2048 kB\n") == 2 << 20
+    with pytest.raises(ValueError, match="MemAvailable"):
+        available_in_meminfo("MemTotal: 9 kB\n")
+
+
+def test_free_memory_of_this_machine_is_positive():
+    assert free_memory(torch.device("cpu")) > 0

@@ -1,0 +1,87 @@
+"""Step batches and results: from the wire and to it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from executor.executor import ExecutorInfo
+from executor.step import NewSequence, SamplingParams, StepBatch, StepResult, TokenLogprobs
+from octavo.v1 import common_pb2, executor_pb2, inference_pb2
+from services.rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64, unpack_tuples
+
+
+def decode_batch(message: executor_pb2.StepBatch) -> StepBatch:
+    """Raises ValueError where a column's length is impossible."""
+    return StepBatch(
+        epoch=message.epoch,
+        step=message.step,
+        forget=unpack_int64(message.forget),
+        new_sequences=[_decode_sequence(new) for new in message.new_sequences],
+        table_edits=cast(list[tuple[int, int, int]], unpack_tuples(message.table_edits, 3)),
+        block_copies=cast(list[tuple[int, int]], unpack_tuples(message.block_copies, 2)),
+        row_sequence_ids=unpack_int64(message.row_sequence_ids),
+        row_num_tokens=unpack_int32(message.row_num_tokens),
+        forks={fork.parent_sequence_id: unpack_int64(fork.child_sequence_ids) for fork in message.forks},
+    )
+
+
+def _decode_sequence(message: executor_pb2.NewSequence) -> NewSequence:
+    return NewSequence(
+        sequence_id=message.sequence_id,
+        token_ids=unpack_int32(message.token_ids),
+        prompt_length=message.prompt_length,
+        num_computed=message.num_computed,
+        block_table=unpack_int32(message.block_table),
+        sampling=_decode_sampling(message.sampling),
+        sample_index=message.sample_index,
+    )
+
+
+def _decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature if message.HasField("temperature") else 1.0,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=message.seed,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def encode_result(result: StepResult, duration_us: int) -> executor_pb2.StepResult:
+    return executor_pb2.StepResult(
+        epoch=result.epoch,
+        step=result.step,
+        sequence_ids=pack_int64(result.sequence_ids),
+        token_ids=pack_int32(result.token_ids),
+        logprobs=[_encode_logprobs(logprobs) for logprobs in result.logprobs],
+        duration_us=duration_us,
+    )
+
+
+def _encode_logprobs(logprobs: TokenLogprobs | None) -> common_pb2.TokenLogprobs:
+    if logprobs is None:
+        return common_pb2.TokenLogprobs()
+    return common_pb2.TokenLogprobs(
+        logprob=logprobs.logprob, top_token_ids=logprobs.top_token_ids, top_logprobs=logprobs.top_logprobs
+    )
+
+
+def encode_description(info: ExecutorInfo, epoch: int) -> executor_pb2.DescribeResponse:
+    return executor_pb2.DescribeResponse(
+        model=inference_pb2.Model(
+            name=info.model_name,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+        ),
+        bytes_per_block=info.bytes_per_block,
+        incarnation=info.incarnation,
+        epoch=epoch,
+        device=info.device,
+        dtype=info.dtype,
+        attention_backend=info.attention_backend,
+    )

@@ -1,0 +1,195 @@
+"""The one stream to the KV manager, which carries all requests of this gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import grpc
+
+from octavo.v1 import inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
+from services.rpc.server import channel_options
+from services.rpc.status import RpcError
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.2
+RETRY_AFTER_SECONDS = 1.0
+"""What a client is told to wait when there is no KV manager."""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What one message had for one request."""
+
+    updates: list[kvmanager_pb2.SequenceUpdate] = field(default_factory=list)
+    end: kvmanager_pb2.RequestEnd | None = None
+
+
+class RequestStream:
+    """One request's way to the KV manager and back."""
+
+    def __init__(self, link: KVManagerLink, handle: int) -> None:
+        self._link = link
+        self._handle = handle
+        self._deliveries: asyncio.Queue[Delivery | RpcError] = asyncio.Queue()
+        self._over = False
+
+    def deliver(self, delivery: Delivery | RpcError) -> None:
+        self._deliveries.put_nowait(delivery)
+
+    async def next(self) -> Delivery:
+        """What the next message brings.
+
+        Raises:
+            RpcError: the KV manager is gone.
+        """
+        delivery = await self._deliveries.get()
+        if isinstance(delivery, RpcError):
+            self._over = True
+            raise delivery
+        self._over = delivery.end is not None
+        return delivery
+
+    def end_sequence(self, sequence_index: int) -> None:
+        """One sequence is complete before the KV manager knows."""
+        self._link.abort(kvmanager_pb2.Abort(handle=self._handle, sequence_index=sequence_index))
+
+    def close(self) -> None:
+        """Gives the request up, unless it has ended."""
+        self._link.forget(self._handle)
+        if not self._over:
+            self._link.abort(kvmanager_pb2.Abort(handle=self._handle))
+
+
+class KVManagerLink:
+    """Stays attached. Requests that run when the stream breaks end with UNAVAILABLE.
+
+    Args:
+        address: where the KV manager is.
+        on_change: called when the backend becomes ready or stops being so.
+    """
+
+    def __init__(self, address: str, on_change: Callable[[], None]) -> None:
+        self._address = address
+        self._on_change = on_change
+        self._handles = count(1)
+        self._requests: dict[int, RequestStream] = {}
+        self._outbox: asyncio.Queue[kvmanager_pb2.AttachRequest] = asyncio.Queue()
+        self._attached = False
+        self._backend = kvmanager_pb2.BackendState()
+
+    @property
+    def ready(self) -> bool:
+        """Attached to a KV manager that has an executor."""
+        return self._attached and self._backend.ready
+
+    @property
+    def idle(self) -> bool:
+        """No request is running."""
+        return not self._requests
+
+    @property
+    def model(self) -> inference_pb2.Model:
+        """The model behind the KV manager.
+
+        Raises:
+            RpcError: UNAVAILABLE while there is none.
+        """
+        if not self._attached:
+            raise _unavailable("the KV manager can't be reached")
+        if not self._backend.HasField("model"):
+            raise _unavailable("no executor is connected")
+        return self._backend.model
+
+    def submit(self, make: Callable[[int], kvmanager_pb2.Submission]) -> RequestStream:
+        """Sends a request, made for its handle on this stream.
+
+        Raises:
+            RpcError: UNAVAILABLE while there is no KV manager.
+        """
+        if not self._attached:
+            raise _unavailable("the KV manager can't be reached")
+        handle = next(self._handles)
+        stream = self._requests[handle] = RequestStream(self, handle)
+        self._outbox.put_nowait(kvmanager_pb2.AttachRequest(submissions=[make(handle)]))
+        return stream
+
+    def abort(self, abort: kvmanager_pb2.Abort) -> None:
+        """Ends a request or one of its sequences there."""
+        if self._attached:
+            self._outbox.put_nowait(kvmanager_pb2.AttachRequest(aborts=[abort]))
+
+    def forget(self, handle: int) -> None:
+        """Nobody waits for this request any more."""
+        self._requests.pop(handle, None)
+
+    async def run(self) -> None:
+        """Stays attached until cancelled."""
+        quiet = False
+        while True:
+            try:
+                reason = await self._attach_once()
+            except grpc.aio.AioRpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+            except asyncio.InvalidStateError:
+                reason = "the stream is closed"
+            quiet = quiet and not self._attached
+            log.log(logging.DEBUG if quiet else logging.WARNING, "KV manager away", extra={"reason": reason})
+            quiet = True
+            self._lose()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _attach_once(self) -> str:
+        options = [
+            *channel_options(),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+            call = kvmanager_pb2_grpc.KVManagerServiceStub(channel).Attach()
+            writer = asyncio.ensure_future(self._write(call))
+            try:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    self._take(message)
+                return f"{(await call.code()).name}: {await call.details()}"
+            finally:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+                call.cancel()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+        while True:
+            await call.write(await self._outbox.get())
+
+    def _take(self, message: kvmanager_pb2.AttachResponse) -> None:
+        if message.HasField("backend"):
+            self._backend = message.backend
+            self._attached = True
+            self._on_change()
+            log.info("backend", extra={"ready": message.backend.ready, "epoch": message.backend.epoch})
+        deliveries: dict[int, Delivery] = {}
+        for update in message.updates:
+            deliveries.setdefault(update.handle, Delivery()).updates.append(update)
+        for end in message.ends:
+            deliveries.setdefault(end.handle, Delivery()).end = end
+        for handle, delivery in deliveries.items():
+            stream = self._requests.get(handle)
+            if stream is not None:
+                stream.deliver(delivery)
+
+    def _lose(self) -> None:
+        """The stream is gone, and with it whatever was on its way."""
+        self._attached = False
+        self._outbox = asyncio.Queue()
+        for stream in self._requests.values():
+            stream.deliver(_unavailable("the connection to the KV manager was lost"))
+        self._requests.clear()
+        self._on_change()
+
+
+def _unavailable(message: str) -> RpcError:
+    return RpcError(grpc.StatusCode.UNAVAILABLE, message, "BACKEND_UNAVAILABLE", retry_after=RETRY_AFTER_SECONDS)

@@ -1,0 +1,1 @@
+"""The KV manager's process."""

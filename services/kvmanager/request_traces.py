@@ -1,0 +1,120 @@
+"""Spans of the requests that are traced, built from the core's events when a request ends."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from kvmanager.events import Event, EventKind
+from octavo.v1 import common_pb2
+from services.telemetry.tracing import MAX_LINKS, SpanRecord, Tracing
+
+DECODE_STEP_INTERVAL = 32
+"""Every so many steps also one that only decodes is traced on the executor."""
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What one request has been through. Times are seconds on the core's clock."""
+
+    context: common_pb2.TraceContext
+    spans: list[SpanRecord] = field(default_factory=list)
+    waiting_since: float = 0.0
+    waiting_for: str = "queue"
+    waiting_reason: str = ""
+    decoding_since: float | None = None
+    chunks: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+
+class RequestTraces:
+    """Listens to the core. An untraced request costs one dictionary look-up an event.
+
+    Args:
+        tracing: where spans go.
+        epoch_offset: seconds to add to the core's clock to get the time since 1970.
+    """
+
+    def __init__(self, tracing: Tracing, epoch_offset: float) -> None:
+        self._tracing = tracing
+        self._offset = epoch_offset
+        self._traces: dict[Hashable, _Trace] = {}
+        self._prefilling: dict[int, list[Hashable]] = {}
+
+    def begin(self, handle: Hashable, context: common_pb2.TraceContext) -> None:
+        """A traced request is about to be submitted."""
+        self._traces[handle] = _Trace(context)
+
+    def discard(self, handle: Hashable) -> None:
+        """It was refused."""
+        self._traces.pop(handle, None)
+
+    def contexts_of_step(self, step: int) -> list[common_pb2.TraceContext]:
+        """Whose traces a step belongs to: requests it prefills, and now and then those it decodes."""
+        if not self._traces:
+            return []
+        handles: list[Hashable] = self._prefilling.get(step, [])
+        if not handles and step % DECODE_STEP_INTERVAL == 0:
+            handles = [handle for handle, trace in self._traces.items() if trace.decoding_since is not None]
+        return [self._traces[handle].context for handle in handles[:MAX_LINKS] if handle in self._traces]
+
+    def on_event(self, event: Event) -> None:
+        """Takes note of one decision."""
+        if not self._traces:
+            return
+        if event.kind is EventKind.STEP_DONE:
+            self._step_done(event)
+            return
+        trace = self._traces.get(event.handle)
+        if trace is None:
+            return
+        match event.kind:
+            case EventKind.QUEUED:
+                trace.waiting_since = event.time
+            case EventKind.WAITED:
+                trace.waiting_reason = event.detail
+            case EventKind.ADMITTED:
+                attributes = {"octavo.cached_tokens": event.value}
+                reason = {"octavo.waited_for": trace.waiting_reason} if trace.waiting_reason else {}
+                self._add(trace, trace.waiting_for, trace.waiting_since, event.time, {**attributes, **reason})
+            case EventKind.PREFILL:
+                trace.chunks[event.step] = (event.time, event.value)
+                self._prefilling.setdefault(event.step, []).append(event.handle)
+            case EventKind.FIRST_TOKEN:
+                trace.decoding_since = event.time
+            case EventKind.PREEMPTED:
+                self._end_decode(trace, event.time)
+                trace.chunks.clear()
+                trace.waiting_since, trace.waiting_for, trace.waiting_reason = event.time, "preemption", event.detail
+            case EventKind.FINISHED:
+                self._finish(trace, event)
+
+    def _step_done(self, event: Event) -> None:
+        for handle in self._prefilling.pop(event.step, ()):
+            trace = self._traces.get(handle)
+            if trace is not None and event.step in trace.chunks:
+                start, num_tokens = trace.chunks.pop(event.step)
+                attributes = {"octavo.step": event.step, "octavo.tokens": num_tokens}
+                self._add(trace, "prefill", start, event.time, attributes)
+                if trace.waiting_for == "preemption" and trace.decoding_since is None:
+                    trace.decoding_since = event.time
+
+    def _end_decode(self, trace: _Trace, now: float, num_tokens: int | None = None) -> None:
+        if trace.decoding_since is not None:
+            attributes = {} if num_tokens is None else {"octavo.completion_tokens": num_tokens}
+            self._add(trace, "decode", trace.decoding_since, now, attributes)
+            trace.decoding_since = None
+
+    def _finish(self, trace: _Trace, event: Event) -> None:
+        if trace.decoding_since is not None:
+            self._end_decode(trace, event.time, event.value)
+        elif not trace.spans:
+            attributes = {"octavo.ended": event.detail}
+            self._add(trace, trace.waiting_for, trace.waiting_since, event.time, attributes)
+        self._tracing.record(trace.context, trace.spans)
+        del self._traces[event.handle]
+
+    def _add(self, trace: _Trace, name: str, start: float, end: float, attributes: dict[str, str | int]) -> None:
+        trace.spans.append(SpanRecord(name, self._nanoseconds(start), self._nanoseconds(end), attributes))
+
+    def _nanoseconds(self, time: float) -> int:
+        return int((time + self._offset) * 1e9)

@@ -1,0 +1,78 @@
+"""A gRPC server with health and reflection, from its start to a drained end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from services.config import ConfigError, ServiceConfig
+
+log = logging.getLogger(__name__)
+
+INNER_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Longest message between the services: a step's new sequences carry whole prompts."""
+
+
+def channel_options(max_message_bytes: int = INNER_MESSAGE_BYTES) -> list[tuple[str, int]]:
+    """Options of both ends of a connection."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", INNER_MESSAGE_BYTES),
+    ]
+
+
+class RpcServer:
+    """One process's gRPC server.
+
+    Health is NOT_SERVING until `set_serving(True)`, for "" and for each service.
+    """
+
+    def __init__(self, config: ServiceConfig, services: Sequence[str], max_message_bytes: int = INNER_MESSAGE_BYTES):
+        self._config = config
+        # Without SO_REUSEPORT a port in use is an error instead of a second listener.
+        self.grpc = grpc.aio.server(options=[*channel_options(max_message_bytes), ("grpc.so_reuseport", 0)])
+        self._names = ["", *services]
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection([*services, "grpc.health.v1.Health", reflection.SERVICE_NAME], self.grpc)
+        self._serving = False
+
+    async def start(self) -> str:
+        """Binds and listens. Returns the address.
+
+        Raises:
+            ConfigError: the port is in use, or the host is not this machine's.
+        """
+        await self._set_health(False)
+        try:
+            port = self.grpc.add_insecure_port(self._config.address)
+        except RuntimeError:
+            raise ConfigError(f"can't listen on {self._config.address}: the port is in use or not allowed") from None
+        await self.grpc.start()
+        address = self._config.address.rpartition(":")[0] + f":{port}"
+        log.info("listening", extra={"address": address})
+        return address
+
+    async def set_serving(self, serving: bool) -> None:
+        """What grpc.health.v1 answers from now on."""
+        if serving != self._serving:
+            self._serving = serving
+            await self._set_health(serving)
+
+    async def announce_shutdown(self) -> None:
+        """NOT_SERVING from here on, whatever else happens."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace: float) -> None:
+        """Takes no new calls; those that run get `grace` seconds."""
+        await self.grpc.stop(grace)
+
+    async def _set_health(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, status)

@@ -1,0 +1,68 @@
+"""Errors on the wire: google.rpc.Status with the details that a program can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+DOMAIN = "octavo"
+
+CODES = {code.value[0]: code for code in grpc.StatusCode}
+"""grpc.StatusCode by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class RpcError(Exception):
+    """A call that ends with a status.
+
+    Attributes:
+        reason: upper-case constant, for programs.
+        field: the field of the request at fault, if one is.
+        retry_after: seconds after which to try again; None: no advice.
+    """
+
+    code: grpc.StatusCode
+    message: str
+    reason: str
+    field: str = ""
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+async def abort(context: grpc.aio.ServicerContext[Message, Message], error: RpcError) -> None:
+    """Ends the call with the error's status and details. Raises, as grpc's own abort does."""
+    status = Status(code=error.code.value[0], message=error.message)
+    status.details.extend(_packed(_details(error)))
+    await context.abort(
+        error.code, error.message, trailing_metadata=(("grpc-status-details-bin", status.SerializeToString()),)
+    )
+
+
+def _details(error: RpcError) -> list[Message]:
+    details: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN)]
+    if error.field:
+        violation = BadRequest.FieldViolation(field=error.field, description=error.message, reason=error.reason)
+        details.append(BadRequest(field_violations=[violation]))
+    if error.retry_after is not None:
+        delay = Duration()
+        delay.FromNanoseconds(int(error.retry_after * 1e9))
+        details.append(RetryInfo(retry_delay=delay))
+    return details
+
+
+def _packed(details: Sequence[Message]) -> list[Any]:
+    packed = []
+    for detail in details:
+        any_detail = Any()
+        any_detail.Pack(detail)
+        packed.append(any_detail)
+    return packed

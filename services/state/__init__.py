@@ -1,0 +1,1 @@
+"""Shared state: one small interface, held in the process or in Redis."""

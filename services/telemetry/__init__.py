@@ -1,0 +1,1 @@
+"""Traces: one for each request, through all three processes, sent out over OTLP."""

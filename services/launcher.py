@@ -15,7 +15,15 @@ from typing import Any
 from rich.console import Console
 
 from services.child_process import ChildProcess, DiedEarlyError
-from services.config import ExecutorConfig, GatewayConfig, KVManagerConfig, ServiceConfig, join_address
+from services.config import (
+    ConfigError,
+    ExecutorConfig,
+    GatewayConfig,
+    KVManagerConfig,
+    ServiceConfig,
+    join_address,
+)
+from services.ports import bind, check_free
 
 # In the order in which they are stopped: first who takes requests, last who computes.
 _CONFIGS: Mapping[str, type[ServiceConfig]] = {
@@ -129,6 +137,7 @@ class Stack:
         """Starts all three and returns when each one serves.
 
         Raises:
+            ConfigError: A port is in use; nothing was started.
             StackError: One cannot start; none is left.
         """
         for attempt in range(1, _START_ATTEMPTS + 1):
@@ -182,7 +191,7 @@ class Stack:
         chosen = {}
         try:
             for name, (host, port) in self._places.items():
-                held.append(_bind(host, port))
+                held.append(bind(host, port))
                 chosen[name] = join_address(host, held[-1].getsockname()[1])
         finally:
             for each in held:
@@ -194,8 +203,8 @@ class Stack:
         if port != 0:
             return False
         try:
-            _bind(host, int(getattr(self.addresses, name).rpartition(":")[2])).close()
-        except StackError:
+            check_free(host, int(getattr(self.addresses, name).rpartition(":")[2]))
+        except ConfigError:
             return True
         return False
 
@@ -235,7 +244,8 @@ def serve_until_stopped(stack: Stack, model_name: str, console: Console) -> None
     A second Ctrl-C kills.
 
     Raises:
-        StackError: It cannot start, or a child dies again and again.
+        ConfigError: A port is in use.
+        StackError: A child cannot start, or dies again and again.
     """
     asyncio.run(_serve_until_stopped(stack, model_name, console))
 
@@ -282,26 +292,6 @@ def _flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
     return f"--{flag}={value}"
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that holds a port; 0 takes a free one.
-
-    Raises:
-        StackError: The port is in use, or the host is none of this machine's.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        held = socket.socket(family, kind, protocol)
-        if port:
-            # Connections of a server that ran here before do not count.
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(address)
-    except OSError as error:
-        raise StackError(
-            f"cannot listen on {join_address(host, port)}: {error.strerror}", _CONFIG_ERROR_EXIT_CODE
-        ) from error
-    return held
 
 
 async def _first_failure(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -9,6 +9,7 @@ import typer
 from services.cli.errors import CommandError
 from services.cli.options import expand, takes_stack_settings
 from services.config import MAX_PORT, ExecutorConfig, GatewayConfig, KVManagerConfig
+from services.ports import check_free
 
 
 @expand
@@ -16,6 +17,7 @@ def gateway(config: GatewayConfig) -> None:
     """Run the gateway: text in, text out, for clients."""
     from services.model_store import resolve_model
 
+    check_free(config.host, config.port)
     config = replace(config, model=resolve_model(config.model))
 
     from services.gateway.server import run
@@ -26,6 +28,8 @@ def gateway(config: GatewayConfig) -> None:
 @expand
 def kvmanager(config: KVManagerConfig) -> None:
     """Run the KV manager: the scheduler and the block tables."""
+    check_free(config.host, config.port)
+
     from services.kvmanager.server import run
 
     run(config)
@@ -36,9 +40,10 @@ def executor(config: ExecutorConfig) -> None:
     """Run an executor: the model and its key/value memory."""
     from services.model_store import resolve_model
 
+    check_free(config.host, config.port)
     config = replace(config, model=resolve_model(config.model))
 
-    # Loads the model's libraries, which takes seconds: not before it is known that there is a model.
+    # Takes seconds: not before it is known that there are a port and a model.
     from services.executor.server import run
 
     run(config)
@@ -64,6 +69,7 @@ def serve(
     from services.launcher import Stack, StackError, octavo_command, serve_until_stopped
     from services.model_store import resolve_model
 
+    check_free(settings["host"], settings["port"])
     name = settings["model_name"] or GatewayConfig(model=settings["model"]).model_name
     # Only what was asked for is handed down: for the rest each process has its own environment, table and defaults.
     asked = {key: value for key, value in settings.items() if _was_asked_for(context, key)}

@@ -20,7 +20,7 @@ from octavo.v1 import executor_pb2, executor_pb2_grpc
 from services.config import ConfigError, ExecutorConfig
 from services.executor.codec import decode_batch, encode_description, encode_result
 from services.process import run_service
-from services.rpc.server import RpcServer
+from services.rpc.server import Context, RpcServer
 from services.telemetry.tracing import SpanRecord, Tracing, make_tracing
 
 log = logging.getLogger(__name__)
@@ -39,13 +39,11 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
         self._draining = asyncio.Event()
 
-    async def Describe(
-        self, request: executor_pb2.DescribeRequest, context: grpc.aio.ServicerContext
-    ) -> executor_pb2.DescribeResponse:
+    async def Describe(self, request: executor_pb2.DescribeRequest, context: Context) -> executor_pb2.DescribeResponse:
         return encode_description(self._executor.info, self._executor.epoch)
 
     async def Execute(
-        self, request_iterator: AsyncIterator[executor_pb2.ExecuteRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[executor_pb2.ExecuteRequest], context: Context
     ) -> AsyncIterator[executor_pb2.ExecuteResponse]:
         steps: Steps = asyncio.Queue()
         reader = asyncio.ensure_future(self._read(request_iterator, steps))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import grpc
 
 from gateway.errors import InvalidArgument, NotFound, RequestError
-from gateway.output import Chunk, FinishReason, TokenLogprobs, Usage
+from gateway.output import Chunk, FinishReason, RequestOutput, TokenLogprobs, Usage
 from gateway.request import (
     ChatMessage,
     ChatPrompt,
@@ -21,8 +19,6 @@ from gateway.request import (
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
 from services.rpc.columns import pack_int32
 from services.rpc.status import CODES, RpcError
-
-T = TypeVar("T")
 
 _REASONS = {
     common_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -94,15 +90,13 @@ def encode_submission(
     )
 
 
-def decode_update(
-    update: kvmanager_pb2.SequenceUpdate,
-) -> tuple[int, int, list[int], list[TokenLogprobs], FinishReason | None]:
-    """Sequence index, position, token ids, log probabilities, finish reason: as `RequestOutput.add` takes them."""
+def add_update(output: RequestOutput, update: kvmanager_pb2.SequenceUpdate) -> Chunk | None:
+    """Hands new tokens to the request's output. Returns what there is to send on."""
     logprobs = [
         TokenLogprobs(each.logprob, list(each.top_token_ids), list(each.top_logprobs)) for each in update.logprobs
     ]
     reason = _REASONS[update.finish_reason]
-    return update.sequence_index, update.position, list(update.token_ids), logprobs, reason
+    return output.add(update.sequence_index, update.position, list(update.token_ids), logprobs, reason)
 
 
 def encode_chunk(

@@ -8,7 +8,7 @@ from gateway.gateway import Gateway
 from gateway.output import Chunk
 from gateway.request import PreparedRequest
 from octavo.v1 import inference_pb2
-from services.gateway.codec import backend_error, decode_update, encode_chunk
+from services.gateway.codec import add_update, backend_error, encode_chunk
 from services.gateway.kvmanager_link import Delivery, RequestStream
 
 
@@ -56,8 +56,8 @@ class Generation:
     def _chunks(self, delivery: Delivery) -> list[tuple[int, Chunk]]:
         chunks = []
         for update in delivery.updates:
-            index, *tokens = decode_update(update)
-            chunk = self._output.add(index, *tokens)
+            index = update.sequence_index
+            chunk = add_update(self._output, update)
             if chunk is None:
                 continue
             if chunk.ended_here:

@@ -7,14 +7,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TypeAlias
 
 import grpc
 
 from octavo.v1 import inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
-from services.rpc.server import channel_options
+from services.rpc.server import inner_channel
 from services.rpc.status import RpcError
 
 log = logging.getLogger(__name__)
+
+Stream: TypeAlias = "grpc.aio.StreamStreamCall[kvmanager_pb2.AttachRequest, kvmanager_pb2.AttachResponse]"
 
 RETRY_SECONDS = 0.2
 RETRY_AFTER_SECONDS = 1.0
@@ -144,24 +147,19 @@ class KVManagerLink:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _attach_once(self) -> str:
-        options = [
-            *channel_options(),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-        ]
-        async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+        async with inner_channel(self._address) as channel:
             call = kvmanager_pb2_grpc.KVManagerServiceStub(channel).Attach()
             writer = asyncio.ensure_future(self._write(call))
             try:
-                while (message := await call.read()) is not grpc.aio.EOF:
+                async for message in call:
                     self._take(message)
-                return f"{(await call.code()).name}: {await call.details()}"
+                return "the KV manager ended the stream"
             finally:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
                 call.cancel()
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _write(self, call: Stream) -> None:
         while True:
             await call.write(await self._outbox.get())
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -22,7 +22,7 @@ from services.gateway.generation import Generation
 from services.gateway.kvmanager_link import KVManagerLink
 from services.process import run_service
 from services.rpc.parsing import parse
-from services.rpc.server import RpcServer
+from services.rpc.server import Context, RpcServer
 from services.rpc.status import RpcError, abort
 from services.telemetry.tracing import RequestSpan, Tracing, make_tracing
 
@@ -31,7 +31,6 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_na
 LONG_REQUEST_BYTES = 16 * 1024
 """Requests from this size on are tokenized on a thread, so that they don't hold up others' streams."""
 
-Context = grpc.aio.ServicerContext
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
 
@@ -45,10 +44,10 @@ class GenerationServicer:
         self._tracing = tracing
         self._running: set[str] = set()
 
-    def handlers(self) -> grpc.GenericRpcHandler:
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service as grpc wants it."""
 
-        def unary(method: Callable[[bytes, Context], Awaitable[Message]]) -> grpc.RpcMethodHandler:
+        def unary(method: Callable[[bytes, Context], Awaitable[Message]]) -> grpc.RpcMethodHandler[Any, Any]:
             return grpc.unary_unary_rpc_method_handler(method, response_serializer=_serialize)
 
         methods = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from google.rpc import code_pb2
 
@@ -96,7 +97,7 @@ def encode_update(update: SequenceUpdate, handle: int) -> kvmanager_pb2.Sequence
         sequence_index=update.sample_index,
         position=update.position,
         token_ids=update.token_ids,
-        logprobs=update.logprobs,
+        logprobs=cast(list[common_pb2.TokenLogprobs], update.logprobs),
         finish_reason=_FINISH_REASONS[update.finish_reason],
     )
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeAlias
 
 import grpc
 
 from kvmanager.errors import OutOfOrder
 from octavo.v1 import executor_pb2, executor_pb2_grpc
-from services.rpc.server import channel_options
+from services.rpc.server import inner_channel
 from services.state.store import LEASE_SECONDS, StateStore, StateUnavailable
 
 log = logging.getLogger(__name__)
 
 DESCRIBE_SECONDS = 5.0
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0)
+
+Stream: TypeAlias = "grpc.aio.StreamStreamCall[executor_pb2.ExecuteRequest, executor_pb2.ExecuteResponse]"
 
 NextStep = Callable[[], executor_pb2.ExecuteRequest | None]
 OnResult = Callable[[executor_pb2.StepResult], None]
@@ -69,12 +72,7 @@ class ExecutorLink:
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
 
     async def _connect_and_serve(self) -> None:
-        options = [
-            *channel_options(),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-        ]
-        async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+        async with inner_channel(self._address) as channel:
             stub = executor_pb2_grpc.ExecutorServiceStub(channel)
             try:
                 description = await stub.Describe(executor_pb2.DescribeRequest(), timeout=DESCRIBE_SECONDS)
@@ -100,7 +98,7 @@ class ExecutorLink:
             epoch = 0
         return max(epoch, int(description.epoch) + 1)
 
-    async def _serve(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _serve(self, call: Stream) -> None:
         """Sends steps and takes results until one of both fails."""
         tasks = [asyncio.ensure_future(self._send(call)), asyncio.ensure_future(self._receive(call))]
         try:
@@ -116,7 +114,7 @@ class ExecutorLink:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _send(self, call: Stream) -> None:
         self._work.set()
         while True:
             await self._work.wait()
@@ -124,11 +122,11 @@ class ExecutorLink:
             while (message := self._next_step()) is not None:
                 await call.write(message)
 
-    async def _receive(self, call: grpc.aio.StreamStreamCall) -> None:
-        while (response := await call.read()) is not grpc.aio.EOF:
+    async def _receive(self, call: Stream) -> None:
+        async for response in call:
             self._on_result(response.result)
             self.wake()
-        raise _Detached(f"{(await call.code()).name}: {await call.details()}", served=True)
+        raise _Detached("the executor ended the stream", served=True)
 
     async def _keep_registered(self, description: executor_pb2.DescribeResponse) -> None:
         while True:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvmanager.events import Event, EventKind
 from octavo.v1 import common_pb2
-from services.telemetry.tracing import MAX_LINKS, SpanRecord, Tracing
+from services.telemetry.tracing import MAX_LINKS, Attributes, SpanRecord, Tracing
 
 DECODE_STEP_INTERVAL = 32
 """Every so many steps also one that only decodes is traced on the executor."""
@@ -113,7 +113,7 @@ class RequestTraces:
         self._tracing.record(trace.context, trace.spans)
         del self._traces[event.handle]
 
-    def _add(self, trace: _Trace, name: str, start: float, end: float, attributes: dict[str, str | int]) -> None:
+    def _add(self, trace: _Trace, name: str, start: float, end: float, attributes: Attributes) -> None:
         trace.spans.append(SpanRecord(name, self._nanoseconds(start), self._nanoseconds(end), attributes))
 
     def _nanoseconds(self, time: float) -> int:

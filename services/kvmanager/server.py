@@ -27,7 +27,7 @@ from services.kvmanager.executor_link import ExecutorLink
 from services.kvmanager.request_traces import RequestTraces
 from services.kvmanager.sessions import Sessions
 from services.process import run_service
-from services.rpc.server import RpcServer
+from services.rpc.server import Context, RpcServer
 from services.state.store import open_store
 from services.telemetry.tracing import make_tracing
 
@@ -58,7 +58,7 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
     # Gateways
 
     async def Attach(
-        self, request_iterator: AsyncIterator[kvmanager_pb2.AttachRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[kvmanager_pb2.AttachRequest], context: Context
     ) -> AsyncIterator[kvmanager_pb2.AttachResponse]:
         session, outbox = self._sessions.open()
         log.info("gateway attached", extra={"session": session, "peer": context.peer()})
@@ -110,7 +110,7 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
             self._sessions.ended(session, abort.handle)
 
     async def GetMemoryMap(
-        self, request: kvmanager_pb2.GetMemoryMapRequest, context: grpc.aio.ServicerContext
+        self, request: kvmanager_pb2.GetMemoryMapRequest, context: Context
     ) -> kvmanager_pb2.GetMemoryMapResponse:
         state = self._manager.memory_state()
         if state is None or self._description is None:

@@ -1,1 +1,1 @@
-"""What every gRPC server and client of the system shares: serving, statuses, packed columns, requests in plain bytes."""
+"""What every gRPC server and client of the system shares: serving, statuses, packed columns, parsing."""

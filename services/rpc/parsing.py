@@ -1,17 +1,17 @@
 """Requests from the wire, with a clear word when they can't be read.
 
-Generated handlers parse before any code of ours runs, and answer what they can't parse with INTERNAL. Public methods take
-plain bytes instead and parse here.
+Generated handlers parse before any code of ours runs, and answer what they can't parse with INTERNAL. Public methods
+take plain bytes instead and parse here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import descriptor_pool, message_factory
-from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError, Message
 
@@ -24,7 +24,7 @@ def parse(message_type: type[M], data: bytes) -> M:
     """Reads one message.
 
     Raises:
-        RpcError: INVALID_ARGUMENT, naming the text field that is not UTF-8, or saying that the bytes are no such message.
+        RpcError: INVALID_ARGUMENT, naming the text field that is not UTF-8, or saying that this is no such message.
     """
     try:
         return message_type.FromString(data)
@@ -53,7 +53,7 @@ def _twin_with_bytes_for_text(message_type: type[Message]) -> type[Message]:
     return twin
 
 
-def _add_twins(file: FileDescriptor, pool: descriptor_pool.DescriptorPool, added: set[str]) -> None:
+def _add_twins(file: Any, pool: descriptor_pool.DescriptorPool, added: set[str]) -> None:
     for dependency in file.dependencies:
         if dependency.name not in added:
             _add_twins(dependency, pool, added)
@@ -67,7 +67,7 @@ def _add_twins(file: FileDescriptor, pool: descriptor_pool.DescriptorPool, added
     added.add(file.name)
 
 
-def _fields_that_are_no_text(twin: Message, pool: descriptor_pool.DescriptorPool, path: str = "") -> Iterator[str]:
+def _fields_that_are_no_text(twin: Message, pool: Any, path: str = "") -> Iterator[str]:
     declared = pool.FindMessageTypeByName(twin.DESCRIPTOR.full_name).fields_by_name
     for field, value in twin.ListFields():
         for place, item in _items(path + field.name, field, value):
@@ -77,9 +77,9 @@ def _fields_that_are_no_text(twin: Message, pool: descriptor_pool.DescriptorPool
                 yield place
 
 
-def _items(path: str, field: FieldDescriptor, value: object) -> Iterator[tuple[str, object]]:
+def _items(path: str, field: FieldDescriptor, value: Any) -> Iterator[tuple[str, object]]:
     if field.is_repeated:
-        for index, item in enumerate(value):  # type: ignore[call-overload]
+        for index, item in enumerate(value):
             yield f"{path}[{index}]", item
     else:
         yield path, value

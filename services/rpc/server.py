@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -12,18 +13,26 @@ from grpc_reflection.v1alpha import reflection
 
 from services.config import ConfigError, ServiceConfig
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""A call's context, as handlers get it."""
+
 log = logging.getLogger(__name__)
 
 INNER_MESSAGE_BYTES = 64 * 1024 * 1024
 """Longest message between the services: a step's new sequences carry whole prompts."""
 
 
-def channel_options(max_message_bytes: int = INNER_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """Options of both ends of a connection."""
+def _message_lengths(max_received: int) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_received),
         ("grpc.max_send_message_length", INNER_MESSAGE_BYTES),
     ]
+
+
+def inner_channel(address: str) -> grpc.aio.Channel:
+    """A connection from one service to the next, which is tried again soon after it breaks."""
+    backoff = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+    return grpc.aio.insecure_channel(address, options=[*_message_lengths(INNER_MESSAGE_BYTES), *backoff])
 
 
 class RpcServer:
@@ -35,7 +44,7 @@ class RpcServer:
     def __init__(self, config: ServiceConfig, services: Sequence[str], max_message_bytes: int = INNER_MESSAGE_BYTES):
         self._config = config
         # Without SO_REUSEPORT a port in use is an error instead of a second listener.
-        self.grpc = grpc.aio.server(options=[*channel_options(max_message_bytes), ("grpc.so_reuseport", 0)])
+        self.grpc = grpc.aio.server(options=[*_message_lengths(max_message_bytes), ("grpc.so_reuseport", 0)])
         self._names = ["", *services]
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

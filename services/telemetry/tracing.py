@@ -13,6 +13,7 @@ from octavo.v1 import common_pb2
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
@@ -34,30 +35,34 @@ class SpanRecord:
 class RequestSpan(Protocol):
     """The span of one request, from its arrival at the gateway to its end."""
 
-    context: common_pb2.TraceContext | None
+    @property
+    def context(self) -> common_pb2.TraceContext | None:
+        """What the other processes need to join the trace; None where it is not sampled."""
 
-    def end(self, attributes: Attributes, error: str = "") -> None: ...
+    def end(self, attributes: Attributes, error: str = "") -> None:
+        """The request is over."""
 
 
 class Tracing(Protocol):
     """Where a process's spans go."""
 
-    def start_request(
-        self, name: str, parent: common_pb2.TraceContext | None, attributes: Attributes
-    ) -> RequestSpan: ...
+    def start_request(self, name: str, parent: common_pb2.TraceContext | None, attributes: Attributes) -> RequestSpan:
+        """Starts the span of a request."""
 
     def record(
         self,
         parent: common_pb2.TraceContext,
         spans: Sequence[SpanRecord],
         links: Sequence[common_pb2.TraceContext] = (),
-    ) -> None: ...
+    ) -> None:
+        """Writes spans that are over, as children of a request's span."""
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Sends what is left."""
 
 
 class _NoSpan:
-    context = None
+    context: common_pb2.TraceContext | None = None
 
     def end(self, attributes: Attributes, error: str = "") -> None:
         pass
@@ -107,7 +112,6 @@ class OtlpTracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def start_request(self, name: str, parent: common_pb2.TraceContext | None, attributes: Attributes) -> RequestSpan:
-        """Starts the span of a request. Its `context` is None where the trace is not sampled."""
         from opentelemetry.trace import SpanKind
 
         context = self._propagator.extract(_carrier(parent)) if parent is not None else None
@@ -120,7 +124,6 @@ class OtlpTracing:
         spans: Sequence[SpanRecord],
         links: Sequence[common_pb2.TraceContext] = (),
     ) -> None:
-        """Writes spans that are over, as children of a request's span."""
         from opentelemetry.trace import Link, Status, StatusCode, get_current_span
 
         context = self._propagator.extract(_carrier(parent))
@@ -138,15 +141,13 @@ class OtlpTracing:
             span.end(record.end_ns)
 
     def shutdown(self) -> None:
-        """Sends what is left."""
         self._provider.shutdown()
 
 
 class _OtlpRequestSpan:
-    def __init__(self, tracing: OtlpTracing, span: object) -> None:
-        from opentelemetry.trace import Span, set_span_in_context
+    def __init__(self, tracing: OtlpTracing, span: Span) -> None:
+        from opentelemetry.trace import set_span_in_context
 
-        assert isinstance(span, Span)
         self._span = span
         self.context: common_pb2.TraceContext | None = None
         if span.is_recording():

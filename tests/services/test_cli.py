@@ -117,10 +117,12 @@ def test_a_bad_configuration_file(tmp_path: Path, text: str) -> None:
     assert str(file) in complaint(octavo("--config", str(file), "kvmanager"), 2)
 
 
-def test_serve_on_a_port_in_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["serve", "gateway", "kvmanager", "executor"])
+def test_a_port_in_use(tmp_path: Path, command: str) -> None:
+    model = [] if command == "kvmanager" else ["--model", str(tmp_path)]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = octavo("serve", "--model", str(tmp_path), "--port", str(port))
+        done = octavo(command, *model, "--port", str(port))
     assert complaint(done, 2) == f"octavo: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 

@@ -25,7 +25,7 @@ RUN find /opt/octavo ! -type d | sort > before \
  && python requirements.py executor > executor.txt \
  && pip install --quiet ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -r executor.txt \
  && find /opt/octavo ! -type d | sort | comm -13 before - > added \
- && mkdir /layer && tar -c -T added | tar -x -C /layer
+ && mkdir /layer && xargs -d '\n' cp --link --parents -t /layer < added
 
 # Octavo itself, likewise.
 FROM core-dependencies AS octavo
@@ -33,7 +33,7 @@ COPY . .
 RUN find /opt/octavo ! -type d | sort > before \
  && pip install --quiet --no-deps . \
  && find /opt/octavo ! -type d | sort | comm -13 before - > added \
- && mkdir /layer && tar -c -T added | tar -x -C /layer
+ && mkdir /layer && xargs -d '\n' cp --link --parents -t /layer < added
 
 # /models is made here so that a volume mounted on it belongs to the user that runs.
 FROM ${PYTHON_IMAGE} AS core-runtime

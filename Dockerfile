@@ -52,7 +52,6 @@ FROM executor-runtime AS octavo-executor
 COPY --from=octavo /layer /
 USER 10001:10001
 WORKDIR /tmp
-EXPOSE 50053
 ENTRYPOINT ["octavo"]
 CMD ["executor"]
 
@@ -60,6 +59,5 @@ FROM core-runtime AS octavo-core
 COPY --from=octavo /layer /
 USER 10001:10001
 WORKDIR /tmp
-EXPOSE 50051 50052
 ENTRYPOINT ["octavo"]
 CMD ["--help"]

@@ -1,0 +1,106 @@
+"""The three services as three processes, and what their inner interfaces say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from octavo.v1 import executor_pb2, executor_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from tests.services.e2e.calls import Caller
+from tests.services.e2e.processes import CHANNEL_OPTIONS, Processes, Server, eventually
+
+MODEL_NAME = "tiny"
+SETTINGS = {"drain_seconds": 20}
+EXECUTOR_SETTINGS = {"dtype": "float32", "kv_memory": "8MiB", "threads": 1, "device": "cpu", **SETTINGS}
+
+
+class Stack:
+    """A gateway, a KV manager and an executor on loopback.
+
+    Args:
+        executor: One that another stack leaves to this one, or None to have its own.
+        environment: Of all three.
+        settings: Of one service each, by its name.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        model: Path,
+        executor: Server | None = None,
+        environment: dict[str, str] | None = None,
+        **settings: dict[str, Any],
+    ) -> None:
+        self._processes = processes
+        self._model = model
+        self._environment = environment
+        self._gateway_settings = SETTINGS | settings.get("gateway", {})
+        self.executor = executor or make_executor(processes, model, environment, **settings.get("executor", {}))
+        kvmanager = SETTINGS | settings.get("kvmanager", {})
+        self.kvmanager = processes.octavo("kvmanager", "", environment, executor=self.executor.address, **kvmanager)
+        self.gateway = self.another_gateway()
+        self.caller = Caller(self.gateway.address)
+        self._inner = grpc.insecure_channel(self.kvmanager.address, options=CHANNEL_OPTIONS)
+
+    def another_gateway(self) -> Server:
+        """One more in front of the same KV manager. It is not started yet."""
+        where = {"model": self._model, "model_name": MODEL_NAME, "kvmanager": self.kvmanager.address}
+        return self._processes.octavo("gateway", "", self._environment, **where, **self._gateway_settings)
+
+    def start(self) -> None:
+        """Starts what does not run yet, and returns when all serve."""
+        for server in (self.executor, self.kvmanager, self.gateway):
+            if not server.running:
+                server.start()
+        self.gateway.wait_until_serving()
+
+    def memory_map(self, include_blocks: bool = False) -> kvmanager_pb2.GetMemoryMapResponse:
+        request = kvmanager_pb2.GetMemoryMapRequest(include_blocks=include_blocks)
+        return kvmanager_pb2_grpc.KVManagerServiceStub(self._inner).GetMemoryMap(request, timeout=10)
+
+    def wait_until_idle(self, seconds: float = 10.0) -> None:
+        """Returns when no request is there and no block is referenced."""
+
+        def idle() -> bool:
+            state = self.memory_map()
+            assert state.free_blocks + state.cached_blocks + state.referenced_blocks == state.num_blocks
+            return not (state.referenced_blocks or state.running_requests or state.waiting_requests)
+
+        eventually(idle, seconds, "nothing left behind in the KV manager")
+
+    def wait_for_requests(self, *, running: int, waiting: int = 0) -> None:
+        """Returns when so many run and so many wait."""
+
+        def there() -> bool:
+            state = self.memory_map()
+            return (state.running_requests, state.waiting_requests) == (running, waiting)
+
+        eventually(there, what=f"{running} running and {waiting} waiting requests")
+
+    def epoch(self) -> int:
+        """The highest that the executor has seen."""
+        return describe(self.executor.address).epoch
+
+    def close(self) -> None:
+        """Ends gateway and KV manager; the executor may go on with another stack."""
+        self.caller.close()
+        self._inner.close()
+        self.gateway.kill()
+        self.kvmanager.kill()
+
+
+def make_executor(
+    processes: Processes, model: Path, environment: dict[str, str] | None = None, **settings: Any
+) -> Server:
+    """An executor of the model. It is not started yet."""
+    settings = {"model": model, "model_name": MODEL_NAME, **EXECUTOR_SETTINGS, **settings}
+    return processes.octavo("executor", "", environment, **settings)
+
+
+def describe(address: str) -> executor_pb2.DescribeResponse:
+    """What an executor says of itself."""
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+        return stub.Describe(executor_pb2.DescribeRequest(), timeout=10)

@@ -27,5 +27,9 @@ class DeadlineExceeded(RequestError):
     """The request's time is over."""
 
 
+class ExecutorFailed(RequestError):
+    """Executors were lost again and again while the request ran, and it got no token in between."""
+
+
 class OutOfOrder(Exception):
     """An executor's result is not the one that is due. The stream to it has to be set up anew."""

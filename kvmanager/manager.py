@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvmanager.capacity import Capacity
 from kvmanager.counters import Counters
 from kvmanager.deadlines import Deadlines
-from kvmanager.errors import DeadlineExceeded, InvalidRequest, OutOfOrder, QueueFull, RequestError
+from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, OutOfOrder, QueueFull, RequestError
 from kvmanager.events import Event, EventKind, EventSink
 from kvmanager.memory import Memory
 from kvmanager.request import FinishReason, Request, RequestSpec, Sequence
@@ -18,6 +18,11 @@ from kvmanager.step import Outputs, RequestEnd, SequenceUpdate, StepBatch, StepR
 
 PIPELINE_DEPTH = 2
 """Steps under way at once: the next one is on the executor before the result of this one is here."""
+
+
+MAX_LOSSES = 5
+"""So many executors may be lost under a request without a token in between before it is given up, so that a request
+that breaks its executor does not do so for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,8 @@ class KVManager:
         """Starts with empty memory on an executor; its first step is 1.
 
         Returns:
-            Ends of waiting requests that can't fit any more, if this executor is smaller than the one before.
+            Ends of waiting requests that can't fit any more, if this executor is smaller than the one before, and of
+            those that may be what breaks executors.
         """
         self.detach_executor(now)
         self.capacity = capacity
@@ -70,8 +76,10 @@ class KVManager:
         outputs = Outputs()
         for request in list(self._requests.values()):
             try:
+                if request.num_losses >= MAX_LOSSES:
+                    raise ExecutorFailed(f"{request.num_losses} executors in a row failed while this request ran")
                 request.max_length = min(request.max_length, capacity.resolve_max_length(request.spec))
-            except InvalidRequest as error:
+            except RequestError as error:
                 self._end(request, outputs, now, error=error)
         return outputs
 
@@ -178,6 +186,7 @@ class KVManager:
         position = sequence.num_output
         sequence.token_ids.append(token_id)
         sequence.num_in_flight -= 1
+        request.num_losses = 0
         self.counters.generated_tokens += 1
         if sequence.table:
             self._memory.register_full_blocks(sequence)

@@ -128,6 +128,7 @@ class Request:
         max_length: tokens of a whole sequence, prompt and output.
         forked: its n sequences exist. Before that only the first does, which prefills the prompt for all.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission; None before it.
+        num_losses: executors that were lost while it ran, since its last token.
         waiting_reason: why it was not admitted when last looked at.
     """
 
@@ -137,7 +138,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
     num_cached_tokens: int | None = None
-    num_preemptions: int = 0
+    num_losses: int = 0
     waiting_reason: str = ""
 
     def unfinished(self) -> list[Sequence]:

@@ -216,7 +216,6 @@ class Scheduler:
             self._vacate(sequence, memory)
             sequence.reset()
         self.waiting.push_preempted(request)
-        request.num_preemptions += 1
         request.waiting_reason = ""
         self._counters.preemptions += 1
         self._emit(
@@ -250,6 +249,7 @@ class Scheduler:
         """Everything that ran goes back to the queue, with the tokens that have arrived."""
         self._to_forget.clear()
         for request in reversed(list(self.running.values())):
+            request.num_losses += 1
             self.preempt(request, None, now)
         for sequence in self.sequences.values():
             sequence.num_in_flight = 0

@@ -9,7 +9,7 @@ from google.rpc import code_pb2
 
 from kvmanager.capacity import Capacity
 from kvmanager.counters import Counters
-from kvmanager.errors import DeadlineExceeded, InvalidRequest, QueueFull
+from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, QueueFull
 from kvmanager.manager import MemoryState
 from kvmanager.request import FinishReason, RequestSpec
 from kvmanager.step import NewSequence, RequestEnd, SequenceUpdate, StepBatch, StepResult
@@ -129,7 +129,8 @@ def encode_error(error: Exception) -> kvmanager_pb2.RequestError:
         return kvmanager_pb2.RequestError(
             code=code_pb2.DEADLINE_EXCEEDED, message=message, field="timeout", reason="DEADLINE_EXCEEDED"
         )
-    return kvmanager_pb2.RequestError(code=code_pb2.INTERNAL, message=message, reason="INTERNAL")
+    reason = "EXECUTOR_FAILED" if isinstance(error, ExecutorFailed) else "INTERNAL"
+    return kvmanager_pb2.RequestError(code=code_pb2.INTERNAL, message=message, reason=reason)
 
 
 def encode_unavailable(message: str) -> kvmanager_pb2.RequestError:

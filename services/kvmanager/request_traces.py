@@ -84,6 +84,7 @@ class RequestTraces:
             case EventKind.PREEMPTED:
                 self._end_decode(trace, event.time)
                 trace.chunks.clear()
+                self._forget_chunks(event.handle)
                 trace.waiting_since, trace.waiting_for, trace.waiting_reason = event.time, "preemption", event.detail
             case EventKind.FINISHED:
                 self._finish(trace, event)
@@ -97,6 +98,12 @@ class RequestTraces:
                 self._add(trace, "prefill", start, event.time, attributes)
                 if trace.waiting_for == "preemption" and trace.decoding_since is None:
                     trace.decoding_since = event.time
+
+    def _forget_chunks(self, handle: Hashable) -> None:
+        for step in [step for step, handles in self._prefilling.items() if handle in handles]:
+            self._prefilling[step].remove(handle)
+            if not self._prefilling[step]:
+                del self._prefilling[step]
 
     def _end_decode(self, trace: _Trace, now: float, num_tokens: int | None = None) -> None:
         if trace.decoding_since is not None:

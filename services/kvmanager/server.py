@@ -68,6 +68,7 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
             yield kvmanager_pb2.AttachResponse(backend=self._backend)
             while not reader.done() or not outbox.empty():
                 yield await outbox.get()
+            reader.result()
         finally:
             reader.cancel()
             for handle in self._sessions.close(session):

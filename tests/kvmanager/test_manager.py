@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from kvmanager.errors import DeadlineExceeded, InvalidRequest, OutOfOrder, QueueFull
+from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, OutOfOrder, QueueFull
 from kvmanager.events import EventKind
+from kvmanager.manager import MAX_LOSSES
 from kvmanager.request import FinishReason
 from kvmanager.scheduler import Limits
 from kvmanager.step import StepResult
@@ -337,6 +338,32 @@ def test_an_executor_that_is_lost_costs_time_but_no_token():
     h.run()
     h.check_answers()
     assert len(h.usage) == 2
+
+
+def test_a_request_that_breaks_every_executor_is_given_up():
+    h = Harness(block_size=4, max_sequences=4)
+    h.submit("broken", h.prompt(10), max_tokens=12)
+    for _ in range(MAX_LOSSES):
+        assert "broken" not in h.errors
+        h.schedule()
+        h.manager.detach_executor(h.now)
+        h.oracle = type(h.oracle)(64, 4, h.rng)
+        h.take(h.manager.attach_executor(h.capacity, h.now))
+    assert isinstance(h.errors["broken"], ExecutorFailed)
+    assert h.schedule() is None
+
+
+def test_a_request_that_gets_tokens_in_between_is_not():
+    h = Harness(block_size=4)
+    h.submit("a", h.prompt(10), max_tokens=3 * MAX_LOSSES)
+    for _ in range(2 * MAX_LOSSES):
+        h.step()
+        h.manager.detach_executor(h.now)
+        h.oracle = type(h.oracle)(64, 4, h.rng)
+        h.take(h.manager.attach_executor(h.capacity, h.now))
+    h.run()
+    h.check_answers()
+    assert "a" in h.usage
 
 
 def test_a_result_out_of_order_is_refused():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvmanager.capacity import Capacity
-from kvmanager.errors import DeadlineExceeded, InvalidRequest, QueueFull
+from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, QueueFull
 from kvmanager.manager import KVManager
 from kvmanager.request import FinishReason, RequestSpec
 from kvmanager.scheduler import Limits
@@ -143,7 +143,7 @@ class KVManagerMachine(RuleBasedStateMachine):
         self.oracle = Oracle(num_blocks, self.capacity.block_size, self.rng)
         outputs = self.manager.attach_executor(self.capacity, self.now)
         for end in outputs.ends:
-            assert isinstance(end.error, InvalidRequest)
+            assert isinstance(end.error, InvalidRequest | ExecutorFailed)
             self.forget(end.handle)
         for handle, spec in self.specs.items():
             room = self.capacity.resolve_max_length(spec) - len(spec.prompt_token_ids)

@@ -15,11 +15,8 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     available = available_in_meminfo(_MEMINFO.read_text())
-    try:
-        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return available
-    return available if limit == "max" else max(0, min(available, int(limit) - int(used)))
+    left = left_in_cgroup(_CGROUP)
+    return available if left is None else min(available, left)
 
 
 def available_in_meminfo(meminfo: str) -> int:
@@ -29,3 +26,20 @@ def available_in_meminfo(meminfo: str) -> int:
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
     raise ValueError("/proc/meminfo has no MemAvailable")
+
+
+def left_in_cgroup(folder: Path) -> int | None:
+    """Bytes that a version 2 control group may still take; None without a limit.
+
+    File pages that were not used lately count as free: the kernel drops them first (a model's file is in them).
+    """
+    try:
+        limit, used, stat = (
+            (folder / name).read_text().strip() for name in ("memory.max", "memory.current", "memory.stat")
+        )
+    except OSError:
+        return None
+    if limit == "max":
+        return None
+    droppable = dict(line.split() for line in stat.splitlines()).get("inactive_file", "0")
+    return max(0, int(limit) - int(used) + int(droppable))

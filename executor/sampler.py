@@ -10,8 +10,8 @@ import torch
 from executor.random_stream import uniform
 from executor.step import SamplingParams, TokenLogprobs
 
-# How many of the most likely tokens are looked at first for top-p; the whole vocabulary is sorted only if the nucleus
-# of some row is larger.
+# How many of the most likely tokens are looked at first for top-p; the whole vocabulary is sorted only for
+# rows whose nucleus is larger.
 _LIKELY = 1024
 # Smaller temperatures would round to 0 in float32; at this one all but the largest logits already vanish.
 _COLDEST = 1e-30
@@ -56,9 +56,10 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list
 
 def _sample_each(logits: torch.Tensor, draws: Sequence[Draw], random: list[int]) -> torch.Tensor:
     """The general case; `logits` is a copy with a row for each draw, `random` the draws that are not greedy."""
+    vocab_size = logits.shape[-1]
     for i, draw in enumerate(draws):
         if _too_early_to_stop(draw):
-            logits[i, [token for token in draw.sampling.stop_token_ids if token < logits.shape[-1]]] = float("-inf")
+            logits[i, [token for token in draw.sampling.stop_token_ids if 0 <= token < vocab_size]] = float("-inf")
     tokens = logits.argmax(dim=-1)
     if random:
         index = torch.tensor(random, dtype=torch.int64, device=logits.device)
@@ -103,27 +104,30 @@ def _cuts(sampling: SamplingParams, vocab_size: int) -> bool:
 
 def _truncated(weights: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
     """Top-k, then top-p (nucleus, Holtzman et al., arXiv 1904.09751); of equally likely tokens lower ids are kept."""
-    likely = _enough_likely(weights, sampling)
-    kept = _num_kept(likely, sampling)
-    smallest = likely.gather(-1, kept - 1)
+    width = min(max(params.top_k or _LIKELY for params in sampling), weights.shape[-1])
+    likely = weights.topk(width, dim=-1).values
+    mass = likely.to(torch.float64).sum(dim=-1).tolist()
+    narrow = [i for i, params in enumerate(sampling) if params.top_k or mass[i] >= params.top_p]
+    wide = [i for i, params in enumerate(sampling) if not params.top_k and mass[i] < params.top_p]
+    result = torch.empty_like(weights)
+    if narrow:
+        index = torch.tensor(narrow, dtype=torch.int64, device=weights.device)
+        result[index] = _keep_first(weights[index], likely[index], [sampling[i] for i in narrow])
+    if wide:
+        index = torch.tensor(wide, dtype=torch.int64, device=weights.device)
+        whole = weights[index].sort(dim=-1, descending=True).values
+        result[index] = _keep_first(weights[index], whole, [sampling[i] for i in wide])
+    return result
+
+
+def _keep_first(weights: torch.Tensor, descending: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
+    """Keeps the tokens that top-k and top-p keep of the descending probabilities."""
+    kept = _num_kept(descending, sampling)
+    smallest = descending.gather(-1, kept - 1)
     above = weights > smallest
     level = weights == smallest
     room = kept - above.sum(dim=-1, keepdim=True)
-    keep = above | (level & (level.cumsum(dim=-1) <= room))
-    return weights.masked_fill(~keep, 0)
-
-
-def _enough_likely(weights: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
-    """The largest probabilities of each row in descending order, as many as top-k and top-p may keep of any row."""
-    vocab_size = weights.shape[-1]
-    wanted = max(min(params.top_k or _LIKELY, vocab_size) for params in sampling)
-    if wanted < vocab_size:
-        likely = weights.topk(wanted, dim=-1).values
-        unlimited = [i for i, params in enumerate(sampling) if not params.top_k]
-        mass = likely[unlimited].to(torch.float64).sum(dim=-1)
-        if bool((mass >= _column([sampling[i].top_p for i in unlimited], mass).squeeze(-1)).all()):
-            return likely
-    return weights.sort(dim=-1, descending=True).values
+    return weights.masked_fill(~(above | (level & (level.cumsum(dim=-1) <= room))), 0)
 
 
 def _num_kept(likely: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:

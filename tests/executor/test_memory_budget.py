@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from executor.errors import SettingsError
-from executor.free_memory import available_in_meminfo, free_memory
+from executor.free_memory import available_in_meminfo, free_memory, left_in_cgroup
 from executor.memory_budget import blocks_in, parse_budget
 
 
@@ -49,6 +49,18 @@ def test_meminfo():
     assert available_in_meminfo("MemTotal: 9 kB\nMemFree:  3 kB\nMemAvailable:    2048 kB\n") == 2 << 20
     with pytest.raises(ValueError, match="MemAvailable"):
         available_in_meminfo("MemTotal: 9 kB\n")
+
+
+def test_limit_of_a_container(tmp_path):
+    assert left_in_cgroup(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert left_in_cgroup(tmp_path) == 450
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert left_in_cgroup(tmp_path) == 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert left_in_cgroup(tmp_path) is None
 
 
 def test_free_memory_of_this_machine_is_positive():

@@ -51,7 +51,8 @@ class OctavoError(Exception):
         retry_after: float | None = None,
         from_server: bool = True,
     ) -> None:
-        super().__init__(f"{status.name}: {message}" if not field else f"{status.name}: {field}: {message}")
+        where = f"{field}: " if field and not message.startswith(f"{field}:") else ""
+        super().__init__(f"{status.name}: {where}{message}")
         self.status = status
         self.message = message
         self.field = field

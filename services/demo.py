@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import grpc.aio
+from rich.box import SIMPLE
 from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
@@ -19,22 +20,22 @@ from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.launcher import Stack, octavo_command
 from services.model_store import SMOLLM2, resolve_model
 
-SYSTEM_PROMPT = """You are the assistant of a public library in a small town by the sea. People write to you from the \
-reading room, from home and from the mobile library that visits the villages on Tuesdays and Fridays. You answer \
-briefly and kindly, in plain words, and you never make up a fact: where you do not know something, you say so and name \
-a place where the reader could look it up. The library has forty thousand books, a shelf of local history, a quiet \
-room with twelve desks, two computers for everybody, and a workshop in which people repair old books together on \
-Saturday mornings. Lending is free. A book may be kept for four weeks, and longer if nobody else has asked for it. \
-Children may borrow anything from the shelves with a yellow label. When somebody asks for a recommendation, name at \
-most two books and say in one sentence each why they are worth reading. Keep every answer under eighty words."""
+SYSTEM_PROMPT = """You are a helpful AI assistant for curious people of every age. You explain things about nature, \
+science, language, history and everyday life. You write clear and simple English and use short sentences. You begin \
+with the answer to the question and then give the most important reason for it. You use an example from everyday life \
+when it helps. You do not repeat yourself. You do not use difficult words when there are easy ones, and when a \
+difficult word is needed, you explain it. You are friendly and patient, and you enjoy good questions. You never make \
+fun of a question, because every question is a good start. You are honest: when you do not know something, you say so. \
+You answer the question that was asked and nothing else. Your answer is a short paragraph of three or four sentences, \
+without lists and without headings, and it can be read aloud in less than half a minute."""
 
 QUESTIONS = (
-    "How do I look after an old book with a loose spine?",
-    "What makes a good story for reading aloud?",
+    "Why is the sky blue?",
     "Why is the sea salty?",
-    "How can I remember more of what I read?",
-    "What is a good way to learn the names of the stars?",
-    "How long may I keep a book?",
+    "What do bees do all day?",
+    "What is a haiku?",
+    "How does a sailboat move?",
+    "Why do leaves fall in autumn?",
 )
 MAX_TOKENS = 96
 _LINE_LENGTH = 60
@@ -80,7 +81,7 @@ def run() -> int:
         ConfigError: The model cannot be fetched.
         StackError: The processes cannot be started.
     """
-    return asyncio.run(_run(Console(highlight=False, markup=False, emoji=False)))
+    return asyncio.run(_run(Console(highlight=False, markup=False, emoji=False, soft_wrap=True)))
 
 
 async def _run(console: Console) -> int:
@@ -97,7 +98,8 @@ async def _run(console: Console) -> int:
                 await asyncio.gather(*(_ask(client, number, each, show) for number, each in enumerate(answers, 1)))
                 seconds = time.monotonic() - asked
         memory = await _memory(stack.addresses.kvmanager)
-    console.print(_per_request(answers))
+    console.print()
+    console.print(_per_request(answers), soft_wrap=False)
     console.print(_totals(answers, seconds, memory))
     console.print("All processes have stopped.")
     return 0 if all(answer.complete for answer in answers) else 1
@@ -124,7 +126,7 @@ async def _ask(client: AsyncClient, number: int, answer: Answer, show: _Show) ->
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": answer.question}]
     started = time.monotonic()
     try:
-        async for response in client.generate(messages, max_tokens=MAX_TOKENS, temperature=0.0):
+        async for response in client.generate(messages, max_tokens=MAX_TOKENS, temperature=0.4, seed=number):
             if response.token_ids and not answer.tokens:
                 answer.seconds_to_first_token = time.monotonic() - started
             answer.tokens += len(response.token_ids)
@@ -153,7 +155,7 @@ def _screen(answers: Sequence[Answer], console: Console) -> Iterator[_Show]:
         if last or len(whole) > _LINE_LENGTH:
             line, waiting[number] = (waiting[number], "") if last else (whole, space + rest)
             if line.strip():
-                console.print(f"[{number}] {' '.join(line.split())}", soft_wrap=True)
+                console.print(f"[{number}] {' '.join(line.split())}")
 
     yield show
 
@@ -177,13 +179,13 @@ async def _memory(kvmanager: str) -> kvmanager_pb2.GetMemoryMapResponse:
 
 
 def _per_request(answers: Sequence[Answer]) -> Table:
-    table = Table("question")
-    for column in ("first token, s", "tokens", "tokens/s", "prompt", "cached"):
+    table = Table("question", box=SIMPLE)
+    for column in ("first token", "tokens", "tokens/s", "prompt tokens", "cached"):
         table.add_column(column, justify="right")
     for answer in answers:
         table.add_row(
             answer.question,
-            f"{answer.seconds_to_first_token:.2f}",
+            f"{answer.seconds_to_first_token:.2f} s",
             str(answer.tokens),
             f"{answer.tokens / answer.seconds:.1f}",
             str(answer.prompt_tokens),
@@ -202,8 +204,8 @@ def _totals(answers: Sequence[Answer], seconds: float, memory: kvmanager_pb2.Get
         (
             f"Together: {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s.",
             f"Prefix cache: {cached} of {prompt} prompt tokens ({_percent(cached, prompt)}) were not computed again.",
-            f"Memory: at most {counters.peak_referenced_blocks} of {memory.num_blocks} blocks"
-            f" of {memory.block_size} tokens in use; {_percent(wasted, counters.slot_steps)} of their room was empty.",
+            f"Memory: at most {counters.peak_referenced_blocks} of {memory.num_blocks} blocks of {memory.block_size}"
+            f" tokens in use; waste {_percent(wasted, counters.slot_steps)} (room in them that held no token).",
         )
     )
 

@@ -1,7 +1,11 @@
 """How a command fails: one line for a person, an exit code for a program."""
 
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 REFUSED = 1
 UNUSABLE = 2
@@ -22,7 +26,7 @@ class CommandError(Exception):
 
 @contextmanager
 def talking_to(address: str) -> Iterator[None]:
-    """Turns a failed call to a server into the command's error.
+    """Turns a failed call to a server into the command's error, and has Ctrl-C leave at once.
 
     Raises:
         CommandError: The server refused (exit code 1) or cannot be reached (2).
@@ -30,8 +34,29 @@ def talking_to(address: str) -> Iterator[None]:
     from octavo.client import OctavoError
 
     try:
-        yield
+        with _leaving_at_ctrl_c():
+            yield
     except OctavoError as error:
         if not error.from_server:
             raise CommandError(f"cannot reach {address}: {error.message}", UNUSABLE) from error
         raise CommandError(str(error), REFUSED) from error
+
+
+@contextmanager
+def _leaving_at_ctrl_c() -> Iterator[None]:
+    """Ends the process where Ctrl-C would raise KeyboardInterrupt.
+
+    Raised in the middle of gRPC's work, that can leave one of its locks held and the process waiting for it for ever.
+    The server sees the connection end, and ends the request.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if sys.stderr.isatty():
+            os.write(sys.stderr.fileno(), b"\n")
+        os._exit(INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

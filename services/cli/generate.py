@@ -45,7 +45,14 @@ def _print_json(responses: "Iterable[inference_pb2.GenerateResponse]") -> None:
     from google.protobuf.json_format import MessageToJson
 
     for response in responses:
-        print(MessageToJson(response, preserving_proto_field_name=True, indent=None, ensure_ascii=False), flush=True)
+        line = MessageToJson(
+            response,
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+            indent=None,
+            ensure_ascii=False,
+        )
+        print(line, flush=True)
 
 
 def _print_stream(responses: "Iterable[inference_pb2.GenerateResponse]") -> None:

@@ -228,7 +228,7 @@ def test_ctrl_c_in_generate_is_quiet(address: str, servicer: ScriptedGeneration)
     assert process.stdout.read(2) == "on"
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=30)
-    assert (process.returncode, stdout, stderr) == (130, "\n", "")
+    assert (process.returncode, stdout, stderr) == (130, "", "")
     assert servicer.client_left.wait(10)
 
 

@@ -180,7 +180,7 @@ async def _memory(kvmanager: str) -> kvmanager_pb2.GetMemoryMapResponse:
 
 def _per_request(answers: Sequence[Answer]) -> Table:
     table = Table("question", box=SIMPLE)
-    for column in ("first token", "tokens", "tokens/s", "prompt tokens", "cached"):
+    for column in ("first token", "tokens", "tokens/s", "prompt", "cached"):
         table.add_column(column, justify="right")
     for answer in answers:
         table.add_row(

@@ -23,6 +23,18 @@ from services.cli.app import main
 main()
 """
 
+# `octavo serve` up to the point where it would start the children: their command lines.
+SHOW_CHILDREN = """
+import json
+from services import launcher
+addresses = launcher.Addresses("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+launcher.serve_until_stopped = lambda stack, name, console: print(
+    json.dumps({service: stack._command(service, addresses) for service in launcher.SERVICES})
+)
+from services.cli.app import main
+main()
+"""
+
 
 def executor_config(tmp_path: Path, *arguments: str, **environment: str) -> dict[str, object]:
     """What `octavo [--config ...] executor ...` starts the executor with."""
@@ -66,6 +78,29 @@ def test_the_file_may_come_from_the_environment_and_traces_from_the_standard_one
     )
     assert config["threads"] == 3
     assert config["otlp_endpoint"] == "http://127.0.0.1:4317"
+
+
+def test_serve_hands_down_what_it_was_asked_for_and_no_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "octavo.toml"
+    file.write_text("[serve]\nthreads = 3\n[executor]\nblock_size = 8\n")
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_CHILDREN, "--config", str(file), "serve", "--model", str(tmp_path), "--port", "0"]
+        + ["--kv-memory", "2GiB"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OCTAVO_SERVE_MAX_SEQUENCES": "9"},
+    )
+    assert done.returncode == 0, done.stderr
+    commands = json.loads(done.stdout)
+    # The child reads its own table and environment, so a default must not come as a flag, which would beat them.
+    assert {"--threads=3", "--kv-memory=2GiB", f"--model={tmp_path}", "--config", str(file)} <= set(
+        commands["executor"]
+    )
+    assert not any(argument.startswith(("--block-size", "--dtype")) for argument in commands["executor"])
+    assert "--max-sequences=9" in commands["kvmanager"]
+    assert not any(argument.startswith("--max-batched-tokens") for argument in commands["kvmanager"])
+    assert f"--model-name={tmp_path.name}" in commands["gateway"]
 
 
 @pytest.mark.parametrize(

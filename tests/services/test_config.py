@@ -83,9 +83,9 @@ def test_the_file_may_come_from_the_environment_and_traces_from_the_standard_one
 def test_serve_hands_down_what_it_was_asked_for_and_no_defaults(tmp_path: Path) -> None:
     file = tmp_path / "octavo.toml"
     file.write_text("[serve]\nthreads = 3\n[executor]\nblock_size = 8\n")
+    arguments = ["--config", str(file), "serve", "--model", str(tmp_path), "--port", "0", "--kv-memory", "2GiB"]
     done = subprocess.run(
-        [sys.executable, "-c", SHOW_CHILDREN, "--config", str(file), "serve", "--model", str(tmp_path), "--port", "0"]
-        + ["--kv-memory", "2GiB"],
+        [sys.executable, "-c", SHOW_CHILDREN, *arguments],
         capture_output=True,
         text=True,
         check=False,

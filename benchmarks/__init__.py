@@ -1,0 +1,1 @@
+"""Measurements and long checks of the whole product. Nothing of the product imports them."""

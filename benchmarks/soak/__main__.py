@@ -1,0 +1,45 @@
+"""`python -m benchmarks.soak`: a soak of a real `octavo serve`; exit code 1 when anything was wrong."""
+
+import random
+from typing import Annotated
+
+import typer
+
+from benchmarks.soak.report import Report
+from benchmarks.soak.run import Options, run
+from benchmarks.soak.stack import Place
+
+
+def soak(
+    requests: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 500,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that send at once.")] = 16,
+    reruns: Annotated[int, typer.Option(min=0, help="Answered requests to send again, alone.")] = 16,
+    seed: Annotated[int | None, typer.Option(help="Decides every request; random when absent.")] = None,
+    timeout_minutes: Annotated[float, typer.Option(min=0, help="After which the soak has failed.")] = 30.0,
+    kv_memory: Annotated[
+        str, typer.Option(help="Key/value memory of the stack: little, so that it runs out.")
+    ] = "64MiB",
+    address: Annotated[str, typer.Option(help="A running gateway to use instead of a stack of its own.")] = "",
+    kvmanager_address: Annotated[str, typer.Option(help="The KV manager of that gateway.")] = "",
+) -> None:
+    """Serve mixed requests from many clients at once and check every answer, the blocks and the memory."""
+    if bool(address) != bool(kvmanager_address):
+        raise typer.BadParameter("--address and --kvmanager-address go together")
+    options = Options(
+        requests=requests,
+        clients=clients,
+        reruns=reruns,
+        seed=random.getrandbits(32) if seed is None else seed,
+        timeout=timeout_minutes * 60,
+        kv_memory=kv_memory,
+        place=Place(address, kvmanager_address, pids={}) if address else None,
+    )
+    report = Report()
+    with report:
+        fine = run(options, report)
+    report.show_failures()
+    raise typer.Exit(0 if fine else 1)
+
+
+if __name__ == "__main__":
+    typer.run(soak)

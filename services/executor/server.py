@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
@@ -31,11 +31,16 @@ Steps: TypeAlias = "asyncio.Queue[asyncio.Future[executor_pb2.StepResult] | None
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
-    """Steps run one after the other on a thread of their own: the next starts the moment the one before is done."""
+    """Steps run one after the other on a thread of their own: the next starts the moment the one before is done.
 
-    def __init__(self, executor: Executor, tracing: Tracing) -> None:
+    Args:
+        on_call: told of each stream of steps as it starts.
+    """
+
+    def __init__(self, executor: Executor, tracing: Tracing, on_call: Callable[[Context], None]) -> None:
         self._executor = executor
         self._tracing = tracing
+        self._on_call = on_call
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
         self._draining = asyncio.Event()
 
@@ -45,6 +50,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.ExecuteRequest], context: Context
     ) -> AsyncIterator[executor_pb2.ExecuteResponse]:
+        self._on_call(context)
         steps: Steps = asyncio.Queue()
         reader = asyncio.ensure_future(self._read(request_iterator, steps))
         drain = asyncio.ensure_future(self._stop_when_draining(reader, steps))
@@ -108,7 +114,7 @@ class ExecutorService:
     async def start(self) -> None:
         loader = asyncio.get_running_loop().run_in_executor(None, _load, self._config)
         executor = await loader
-        self._servicer = ExecutorServicer(executor, self._tracing)
+        self._servicer = ExecutorServicer(executor, self._tracing, self._server.count)
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server(self._servicer, self._server.grpc)
         await self._server.start()
         await self._server.set_serving(True)

@@ -36,12 +36,19 @@ R = TypeVar("R")
 
 
 class GenerationServicer:
-    """The public service. Its methods take plain bytes: see `services.rpc.parsing`."""
+    """The public service. Its methods take plain bytes: see `services.rpc.parsing`.
 
-    def __init__(self, gateway: Gateway, link: KVManagerLink, tracing: Tracing) -> None:
+    Args:
+        on_call: told of each call as it starts.
+    """
+
+    def __init__(
+        self, gateway: Gateway, link: KVManagerLink, tracing: Tracing, on_call: Callable[[Context], None]
+    ) -> None:
         self._gateway = gateway
         self._link = link
         self._tracing = tracing
+        self._on_call = on_call
         self._running: set[str] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -58,6 +65,7 @@ class GenerationServicer:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def generate(self, data: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        self._on_call(context)
         attributes = {"gen_ai.operation.name": "chat", "gen_ai.request.model": self._gateway.model_name}
         span = self._tracing.start_request(f"chat {self._gateway.model_name}", _trace_context(context), attributes)
         try:
@@ -100,6 +108,7 @@ class GenerationServicer:
         return replace(prepared, timeout_us=min(prepared.timeout_us or remaining_us, remaining_us))
 
     async def tokenize(self, data: bytes, context: Context) -> inference_pb2.TokenizeResponse:
+        self._on_call(context)
         try:
             message = parse(inference_pb2.TokenizeRequest, data)
             prompt = decode_prompt(message.prompt)
@@ -112,6 +121,7 @@ class GenerationServicer:
             raise
 
     async def list_models(self, data: bytes, context: Context) -> inference_pb2.ListModelsResponse:
+        self._on_call(context)
         try:
             parse(inference_pb2.ListModelsRequest, data)
             model = inference_pb2.Model()
@@ -176,7 +186,7 @@ class GatewayService:
             gateway = Gateway(tokenizer, self._config.model_name, now=datetime.now)
         except TokenizerError as error:
             raise ConfigError(str(error)) from error
-        servicer = GenerationServicer(gateway, self._link, self._tracing)
+        servicer = GenerationServicer(gateway, self._link, self._tracing, self._server.count)
         self._server.grpc.add_generic_rpc_handlers([servicer.handlers()])
         await self._server.start()
 

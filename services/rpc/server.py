@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -17,6 +18,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """A call's context, as handlers get it."""
 
 log = logging.getLogger(__name__)
+
+LAST_WORD_SECONDS = 0.5
+"""What streams that nobody counts get at the end, such as health watches: enough to say that it is the end."""
 
 INNER_MESSAGE_BYTES = 64 * 1024 * 1024
 """Longest message between the services: a step's new sequences carry whole prompts."""
@@ -50,6 +54,9 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection([*services, "grpc.health.v1.Health", reflection.SERVICE_NAME], self.grpc)
         self._serving = False
+        self._num_calls = 0
+        self._no_calls = asyncio.Event()
+        self._no_calls.set()
 
     async def start(self) -> str:
         """Binds and listens. Returns the address.
@@ -77,9 +84,28 @@ class RpcServer:
         """NOT_SERVING from here on, whatever else happens."""
         await self._health.enter_graceful_shutdown()
 
+    def count(self, context: Context) -> None:
+        """This call is one that `stop` waits for."""
+        self._num_calls += 1
+        self._no_calls.clear()
+        context.add_done_callback(self._call_done)  # type: ignore[arg-type] # the stubs know only a class of theirs
+
+    def _call_done(self, context: Context) -> None:
+        self._num_calls -= 1
+        if not self._num_calls:
+            self._no_calls.set()
+
     async def stop(self, grace: float) -> None:
-        """Takes no new calls; those that run get `grace` seconds."""
-        await self.grpc.stop(grace)
+        """Takes no new calls; those that run and are counted get `grace` seconds.
+
+        Others don't hold up the end: a health watch stays open for as long as its client likes.
+        """
+        stopped = asyncio.ensure_future(self.grpc.stop(grace))
+        no_calls = asyncio.ensure_future(self._no_calls.wait())
+        await asyncio.wait([stopped, no_calls], return_when=asyncio.FIRST_COMPLETED)
+        no_calls.cancel()
+        await self.grpc.stop(LAST_WORD_SECONDS)
+        await stopped
 
     async def _set_health(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING

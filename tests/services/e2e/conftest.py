@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.services.e2e.calls import Caller
-from tests.services.e2e.processes import Processes, Server
+from tests.services.e2e.processes import SERVING, Processes, Server
 from tests.services.e2e.stack import Stack, make_executor
 from tests.services.e2e.tiny_model import Reference, save_tiny_model
 
@@ -81,6 +81,8 @@ def make_stack(processes: Processes, model: Path, spare_executor: Server) -> Ite
             stack.executor.kill()
     if spare_executor.running:
         spare_executor.go_on()
+        if spare_executor.health() != SERVING:  # it was told to end
+            spare_executor.kill()
 
 
 @pytest.hookimpl(wrapper=True)

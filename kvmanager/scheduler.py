@@ -74,12 +74,14 @@ class Scheduler:
             if request.spec.handle not in self.running:
                 break  # preempted just now, and so is everybody behind it
             decodes = [sequence for sequence in request.sequences if sequence.num_to_compute == 1][:budget]
+            if not decodes:
+                continue
             num_needed = memory.blocks_to_write(decodes)
-            if num_needed and short_of_memory:
-                continue  # those behind must not take what the first in line is waiting for
-            if num_needed > memory.pool.num_available:
-                short_of_memory = True
-                if not self._make_room(num_needed, request, memory, now):
+            if num_needed:
+                if short_of_memory:
+                    continue  # those behind must not take what the first in line is waiting for
+                short_of_memory = num_needed > memory.pool.num_available
+                if short_of_memory and not self._make_room(num_needed, request, memory, now):
                     continue
             for sequence in decodes:
                 self._decode(batch, memory, sequence)
@@ -97,6 +99,8 @@ class Scheduler:
 
     def _admit(self, batch: StepBatch, memory: Memory, budget: int, now: float) -> None:
         """Starts waiting requests in order while the budget, the sequence limit and the pool allow it."""
+        if budget <= 0 or not self.waiting:
+            return
         num_sequences = sum(request.num_reserved_sequences for request in self.running.values())
         while budget > 0 and (request := self.waiting.head()) is not None:
             if any(sequence.num_in_flight for sequence in request.unfinished()):
@@ -138,6 +142,7 @@ class Scheduler:
         handle = sequence.request.spec.handle
         self._emit(Event(EventKind.PREFILL, now, handle, batch.step, num_tokens))
         self._add_row(batch, memory, sequence, num_tokens)
+        memory.register_full_blocks(sequence)
         return num_tokens
 
     def _add_row(self, batch: StepBatch, memory: Memory, sequence: Sequence, num_tokens: int) -> None:
@@ -149,7 +154,6 @@ class Scheduler:
             sequence.num_in_flight += 1
             if not sequence.request.forked:
                 self._fork(batch, memory, sequence)
-        memory.register_full_blocks(sequence)
 
     def _announce(self, batch: StepBatch, sequence: Sequence) -> None:
         spec = sequence.request.spec
@@ -283,8 +287,7 @@ class Scheduler:
 
     def live_sequences(self) -> Iterator[Sequence]:
         """Sequences that hold blocks."""
-        for request in self.running.values():
-            yield from request.unfinished()
+        return (s for request in self.running.values() for s in request.sequences if not s.finished)
 
     # Events
 

@@ -18,7 +18,7 @@ def soak(
     timeout_minutes: Annotated[float, typer.Option(min=0, help="After which the soak has failed.")] = 30.0,
     kv_memory: Annotated[
         str, typer.Option(help="Key/value memory of the stack: little, so that it runs out.")
-    ] = "64MiB",
+    ] = "80MiB",
     address: Annotated[str, typer.Option(help="A running gateway to use instead of a stack of its own.")] = "",
     kvmanager_address: Annotated[str, typer.Option(help="The KV manager of that gateway.")] = "",
 ) -> None:

@@ -12,8 +12,9 @@ import torch
 
 from octavo.v1 import common_pb2
 
-# Bound on the difference of one logit, of a size up to about 30, between two ways to compute SmolLM2 in float32.
-LOGIT_TOLERANCE = 1e-3
+# Bound on the difference of a logit between two ways to compute SmolLM2 in float32. The largest difference of a log
+# probability, which is made of two logits, was 5e-5 in a soak's 44,000.
+LOGIT_TOLERANCE = 1e-4
 
 
 def allowed(

@@ -21,7 +21,7 @@ _SENTENCE_ENDS = (". ", "? ", ", ", ": ", "\n", ".\n\n", "; ")
 # Plain text tokens, above the special and single-byte ones of the vocabulary.
 _FIRST_TOKEN_ID = 300
 
-NUM_PREFIXES = 6
+NUM_PREFIXES = 2
 SHORTEST_PREFIX, LONGEST_PREFIX = 60, 240
 SHORTEST, LONGEST = 4, 560
 

@@ -71,6 +71,7 @@ class TokenCounts:
         unseeded: Tokens checked for being among those that were kept.
         logprobs: Log probabilities checked.
         largest_logprob_error: Between a reported log probability and the reference's.
+        near_ties: Greedy tokens that are not the reference's own, but as good within the tolerance.
     """
 
     greedy: int = 0
@@ -78,6 +79,7 @@ class TokenCounts:
     unseeded: int = 0
     logprobs: int = 0
     largest_logprob_error: float = 0.0
+    near_ties: int = 0
 
     def summary(self) -> dict[str, Any]:
         """As JSON."""
@@ -143,6 +145,7 @@ def _check_tokens(
     uniforms = None
     if sampling.HasField("temperature") and sampling.temperature == 0:
         counts.greedy += num_tokens
+        counts.near_ties += int((logits.argmax(-1) != torch.tensor(sequence.token_ids)).sum())
     elif sampling.HasField("seed"):
         counts.seeded += num_tokens
         uniforms = [uniform(sampling.seed, index, position) for position in range(num_tokens)]

@@ -29,6 +29,8 @@ class Report:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=self._console,
+            # Standard output may go to a file while the bar is on the terminal.
+            redirect_stdout=False,
             disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, Any] = {}
@@ -43,7 +45,12 @@ class Report:
 
     def emit(self, event: str, **fields: Any) -> None:
         """Prints one JSON line."""
-        print(json.dumps({"event": event, **fields}, ensure_ascii=False), flush=True)
+        line = json.dumps({"event": event, **fields}, ensure_ascii=False)
+        if sys.stdout.isatty() and self._console.is_terminal:
+            # One terminal for both: above the bar.
+            self._console.print(line, soft_wrap=True)
+        else:
+            print(line, flush=True)
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Moves the phase's bar; without a terminal, prints a line now and then."""

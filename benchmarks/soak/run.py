@@ -4,12 +4,12 @@ import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.soak.load import Load, Loader
 from benchmarks.soak.report import Report
 from benchmarks.soak.stack import MODEL, Place, ServedStack, StackFailed
 from benchmarks.soak.summary import summarise
-from benchmarks.soak.verify import Verifier
 from services.model_store import resolve_model
 
 
@@ -42,12 +42,10 @@ def run(options: Options, report: Report) -> bool:
     gguf = Path(resolve_model(MODEL))
     report.emit("start", seed=options.seed, requests=options.requests, clients=options.clients)
     load = asyncio.run(_serve(options, report))
-    verifier = None
+    summary = {}
     if load is not None:
         report.emit("served", requests=len(load.answers), seconds=round(load.seconds, 1))
-        verifier = _verify(load, gguf, ends, report)
-    summary = {} if load is None else summarise(load)
-    summary |= {} if verifier is None else {"verified": verifier.summary()}
+        summary = {**summarise(load), "verified": _verify(load, gguf, ends, report)}
     report.emit("summary", seed=options.seed, **summary, failures=len(report.failures), ok=not report.failures)
     return not report.failures
 
@@ -83,7 +81,11 @@ async def _stop(stack: ServedStack, report: Report) -> None:
     report.fail("log", stack.trouble)
 
 
-def _verify(load: Load, gguf: Path, ends: float, report: Report) -> Verifier:
+def _verify(load: Load, gguf: Path, ends: float, report: Report) -> dict[str, Any]:
+    """Checks every answer and returns how much was checked."""
+    # Takes seconds to import: not before it is needed.
+    from benchmarks.soak.verify import Verifier
+
     verifier = Verifier(gguf)
     answers = [("probe", answer) for answer in load.probes]
     answers += [("request", answer) for answer in load.answers]
@@ -95,4 +97,4 @@ def _verify(load: Load, gguf: Path, ends: float, report: Report) -> Verifier:
         where = f"{name} {answer.planned.number} ({answer.planned.kind.value})"
         report.fail(where, verifier.check(answer), answer.planned)
         report.progress("verified", done + 1, len(answers))
-    return verifier
+    return verifier.summary()

@@ -53,6 +53,7 @@ class ServedStack:
             *("--kv-memory", kv_memory, "--log-level", "warning"),
         )
         self.lines: list[str] = []
+        self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> Place:
         """Returns when it serves.
@@ -60,15 +61,18 @@ class ServedStack:
         Raises:
             StackFailed: It ended, or took too long.
         """
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StackFailed(f"{self._command[0]}: {error.strerror}") from error
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._reader = asyncio.create_task(self._read(ready))
+        self._reader = asyncio.create_task(self._read(self._process, ready))
         try:
             gateway = await asyncio.wait_for(ready, _START_SECONDS)
         except asyncio.TimeoutError:
@@ -83,6 +87,8 @@ class ServedStack:
         Raises:
             StackFailed: It did not end, or not well.
         """
+        if self._process is None:
+            return
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGINT)
         try:
@@ -100,9 +106,9 @@ class ServedStack:
         """Lines of its log that tell of a failure."""
         return [line for line in self.lines if _TROUBLE.search(line)]
 
-    async def _read(self, ready: "asyncio.Future[str]") -> None:
-        assert self._process.stdout is not None
-        async for raw in self._process.stdout:
+    async def _read(self, process: asyncio.subprocess.Process, ready: "asyncio.Future[str]") -> None:
+        assert process.stdout is not None
+        async for raw in process.stdout:
             self.lines.append(raw.decode("utf-8", "replace").rstrip())
             if (match := _READY.fullmatch(self.lines[-1])) and not ready.done():
                 ready.set_result(match[1])
@@ -154,12 +160,10 @@ def check_idle(memory: kvmanager_pb2.GetMemoryMapResponse) -> list[str]:
     problems = []
     if memory.running_requests or memory.waiting_requests:
         problems.append(f"{memory.running_requests} requests run and {memory.waiting_requests} wait, none should")
-    if memory.referenced_blocks:
-        problems.append(f"{memory.referenced_blocks} blocks are referenced, none should be")
-    if memory.free_blocks + memory.cached_blocks != memory.num_blocks:
-        problems.append(
-            f"{memory.free_blocks} free and {memory.cached_blocks} cached blocks are not all {memory.num_blocks}"
-        )
+    states = (memory.free_blocks, memory.cached_blocks, memory.referenced_blocks)
+    if memory.referenced_blocks or sum(states) != memory.num_blocks:
+        problems.append(f"of {memory.num_blocks} blocks {states} are free, cached and referenced")
+    # Each block by itself, against the totals.
     referenced = [index for index, block in enumerate(memory.blocks) if block.reference_count]
     if referenced:
         problems.append(f"blocks {referenced} have references")

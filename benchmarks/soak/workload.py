@@ -16,7 +16,7 @@ NUM_PROBES = 6
 # Longer than a soak may take: these deadlines are never met.
 LONG_SECONDS = 3600.0
 # From "before anything could be answered" to "in the middle of a long answer".
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.02, 4.0
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.05, 20.0
 # Frequent in English text, so that some answers run into them.
 _COMMON_STOPS = (" the", "\n\n", ". ", "and", " I", "?", "er ", "\n- ")
 

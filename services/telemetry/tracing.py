@@ -5,6 +5,7 @@ The OpenTelemetry SDK is imported only where traces are on: it costs half a seco
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -13,12 +14,16 @@ from octavo.v1 import common_pb2
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
 MAX_LINKS = 16
 """A span with many links costs more than the step it describes."""
+
+SHUTDOWN_SECONDS = 2.0
+"""What the last spans get at the end of the process. The exporter alone would try for ten seconds a batch."""
 
 
 @dataclass(slots=True)
@@ -58,7 +63,7 @@ class Tracing(Protocol):
         """Writes spans that are over, as children of a request's span."""
 
     def shutdown(self) -> None:
-        """Sends what is left."""
+        """Sends what is left; a collector that is away does not hold up the end of the process for long."""
 
 
 class _NoSpan:
@@ -98,16 +103,17 @@ def make_tracing(service_name: str, otlp_endpoint: str | None) -> Tracing:
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service_name, SERVICE_NAMESPACE: "octavo"}))
     exporter = OTLPSpanExporter(endpoint=otlp_endpoint, insecure=not otlp_endpoint.startswith("https://"))
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return OtlpTracing(provider)
+    return OtlpTracing(provider, exporter)
 
 
 class OtlpTracing:
     """Spans through the OpenTelemetry SDK."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
+        self._exporter = exporter
         self._tracer = provider.get_tracer("octavo")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -141,7 +147,12 @@ class OtlpTracing:
             span.end(record.end_ns)
 
     def shutdown(self) -> None:
-        self._provider.shutdown()
+        last = threading.Thread(target=self._provider.shutdown, daemon=True)
+        last.start()
+        last.join(SHUTDOWN_SECONDS)
+        if last.is_alive():
+            self._exporter.shutdown()  # ends its retries
+            last.join()
 
 
 class _OtlpRequestSpan:

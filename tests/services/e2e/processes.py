@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -113,6 +114,15 @@ class Process:
 
     def go_on(self) -> None:
         self.signal(signal.SIGCONT)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """It stands still for the time of a block."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.go_on()
 
     def wait(self, seconds: float = PATIENCE) -> int:
         """Its exit code."""

@@ -38,7 +38,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 @pytest.fixture(scope="session")
 def shared_stack(processes: Processes, model: Path) -> Iterator[Stack]:
     """Use `stack` instead."""
-    stack = Stack(processes, model)
+    stack = Stack(processes, model, make_executor(processes, model))
     stack.start()
     yield stack
     stack.close()
@@ -65,11 +65,11 @@ def spare_executor(processes: Processes, model: Path) -> Server:
 
 @pytest.fixture
 def make_stack(processes: Processes, model: Path, spare_executor: Server) -> Iterator[MakeStack]:
-    """Starts stacks that a test may treat as it likes, on the spare executor unless it wants its own."""
+    """Starts stacks that a test may treat as it likes, on the spare executor."""
     stacks: list[Stack] = []
 
-    def make(*, own_executor: bool = False, **settings: Any) -> Stack:
-        stack = Stack(processes, model, None if own_executor else spare_executor, **settings)
+    def make(**settings: Any) -> Stack:
+        stack = Stack(processes, model, spare_executor, **settings)
         stacks.append(stack)
         stack.start()
         return stack
@@ -77,8 +77,6 @@ def make_stack(processes: Processes, model: Path, spare_executor: Server) -> Ite
     yield make
     for stack in stacks:
         stack.close()
-        if stack.executor is not spare_executor:
-            stack.executor.kill()
     if spare_executor.running:
         spare_executor.go_on()
         if spare_executor.health() != SERVING:  # it was told to end

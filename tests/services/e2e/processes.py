@@ -175,11 +175,9 @@ class Processes:
         self._folder = folder
         self._all: list[Process] = []
 
-    def octavo(
-        self, command: str, address: str = "", environment: dict[str, str] | None = None, **settings: object
-    ) -> Server:
-        """One of the three services, with its settings as flags. It is not started yet."""
-        address = address or f"127.0.0.1:{free_port()}"
+    def octavo(self, command: str, environment: dict[str, str] | None = None, **settings: object) -> Server:
+        """One of the three services on a free port, with its settings as flags. It is not started yet."""
+        address = f"127.0.0.1:{free_port()}"
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         command_line = [sys.executable, "-m", "services.cli.app", "--stop-with-stdin", command]
         command_line += [f"--port={address.rpartition(':')[2]}", *flags]

@@ -20,26 +20,28 @@ class Stack:
     """A gateway, a KV manager and an executor on loopback.
 
     Args:
-        executor: One that another stack leaves to this one, or None to have its own.
-        environment: Of all three.
-        settings: Of one service each, by its name.
+        executor: Another stack may have had it before.
+        environment: Of gateway and KV manager.
+        gateway: Settings of the gateway.
+        kvmanager: Settings of the KV manager.
     """
 
     def __init__(
         self,
         processes: Processes,
         model: Path,
-        executor: Server | None = None,
+        executor: Server,
         environment: dict[str, str] | None = None,
-        **settings: dict[str, Any],
+        gateway: dict[str, Any] | None = None,
+        kvmanager: dict[str, Any] | None = None,
     ) -> None:
         self._processes = processes
         self._model = model
         self._environment = environment
-        self._gateway_settings = SETTINGS | settings.get("gateway", {})
-        self.executor = executor or make_executor(processes, model, environment, **settings.get("executor", {}))
-        kvmanager = SETTINGS | settings.get("kvmanager", {})
-        self.kvmanager = processes.octavo("kvmanager", "", environment, executor=self.executor.address, **kvmanager)
+        self._gateway_settings = SETTINGS | (gateway or {})
+        self.executor = executor
+        settings = SETTINGS | {"executor": executor.address} | (kvmanager or {})
+        self.kvmanager = processes.octavo("kvmanager", environment, **settings)
         self.gateway = self.another_gateway()
         self.caller = Caller(self.gateway.address)
         self._inner = grpc.insecure_channel(self.kvmanager.address, options=CHANNEL_OPTIONS)
@@ -47,7 +49,7 @@ class Stack:
     def another_gateway(self) -> Server:
         """One more in front of the same KV manager. It is not started yet."""
         where = {"model": self._model, "model_name": MODEL_NAME, "kvmanager": self.kvmanager.address}
-        return self._processes.octavo("gateway", "", self._environment, **where, **self._gateway_settings)
+        return self._processes.octavo("gateway", self._environment, **where, **self._gateway_settings)
 
     def start(self) -> None:
         """Starts what does not run yet, and returns when all serve."""
@@ -79,6 +81,15 @@ class Stack:
 
         eventually(there, what=f"{running} running and {waiting} waiting requests")
 
+    def wait_for_requests_in_total(self, count: int) -> None:
+        """Returns when so many are there, whether they run or wait."""
+
+        def there() -> bool:
+            state = self.memory_map()
+            return state.running_requests + state.waiting_requests == count
+
+        eventually(there, what=f"{count} requests")
+
     def epoch(self) -> int:
         """The highest that the executor has seen."""
         return describe(self.executor.address).epoch
@@ -96,7 +107,7 @@ def make_executor(
 ) -> Server:
     """An executor of the model. It is not started yet."""
     settings = {"model": model, "model_name": MODEL_NAME, **EXECUTOR_SETTINGS, **settings}
-    return processes.octavo("executor", "", environment, **settings)
+    return processes.octavo("executor", environment, **settings)
 
 
 def describe(address: str) -> executor_pb2.DescribeResponse:

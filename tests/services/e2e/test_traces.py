@@ -12,7 +12,7 @@ import pytest
 from tests.services.e2e.conftest import MakeStack
 from tests.services.e2e.otlp_receiver import OtlpReceiver, Span, find_rotel
 from tests.services.e2e.processes import Processes, eventually, free_port
-from tests.services.e2e.stack import Stack
+from tests.services.e2e.stack import Stack, make_executor
 from tests.services.e2e.tiny_model import Reference
 
 GATEWAY, KVMANAGER, EXECUTOR = "octavo-gateway", "octavo-kvmanager", "octavo-executor"
@@ -43,7 +43,7 @@ def traced_stack(processes: Processes, model: Path, receiver: OtlpReceiver) -> I
     """Its budget of 32 tokens a step cuts prompts into chunks. Spans leave it soon after they end."""
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
     kvmanager = {"max_batched_tokens": 32, "max_sequences": 8}
-    stack = Stack(processes, model, environment=environment, kvmanager=kvmanager)
+    stack = Stack(processes, model, make_executor(processes, model, environment), environment, kvmanager=kvmanager)
     stack.start()
     yield stack
     stack.close()

@@ -67,8 +67,8 @@ class KVManager:
         """Starts with empty memory on an executor; its first step is 1.
 
         Returns:
-            Ends of waiting requests that can't fit any more, if this executor is smaller than the one before, and of
-            those that may be what breaks executors.
+            Ends of sequences and requests that can't fit any more, if this executor is smaller than the one before,
+            and of requests that may be what breaks executors.
         """
         self.detach_executor(now)
         self.capacity = capacity
@@ -81,6 +81,10 @@ class KVManager:
                 request.max_length = min(request.max_length, capacity.resolve_max_length(request.spec))
             except RequestError as error:
                 self._end(request, outputs, now, error=error)
+                continue
+            for sequence in request.unfinished():
+                if len(sequence.token_ids) >= request.max_length:
+                    self._cut(sequence, outputs, now)
         return outputs
 
     def detach_executor(self, now: float) -> None:
@@ -203,6 +207,12 @@ class KVManager:
             self._finish(sequence, reason, outputs, now)
 
     # Ends
+
+    def _cut(self, sequence: Sequence, outputs: Outputs, now: float) -> None:
+        """Ends a sequence that is as long as it may get, with a word to its gateway but no token."""
+        handle, reason = sequence.request.spec.handle, FinishReason.LENGTH
+        outputs.updates.append(SequenceUpdate(handle, sequence.sample_index, sequence.num_output, [], [], reason))
+        self._finish(sequence, reason, outputs, now)
 
     def _finish(self, sequence: Sequence, reason: FinishReason | None, outputs: Outputs, now: float) -> None:
         sequence.finish_reason = reason

@@ -340,6 +340,23 @@ def test_an_executor_that_is_lost_costs_time_but_no_token():
     assert len(h.usage) == 2
 
 
+def test_a_smaller_executor_ends_what_is_too_long_for_it_already():
+    h = Harness(num_blocks=16, block_size=4, max_sequences=4)
+    h.submit("long", h.prompt(8), max_tokens=0, n=2)
+    h.submit("short", h.prompt(8), max_tokens=4)
+    for _ in range(12):
+        h.step()
+    before = len(h.output["long", 0])
+    h.manager.detach_executor(h.now)
+    h.capacity = type(h.capacity)(6, 4, 200)
+    h.oracle = type(h.oracle)(6, 4, h.rng)
+    h.take(h.manager.attach_executor(h.capacity, h.now))
+    assert h.reasons["long", 0] is FinishReason.LENGTH
+    assert h.usage["long"].completion_tokens == 2 * before
+    h.run()
+    assert h.output["short", 0] == h.expected("short")
+
+
 def test_a_request_that_breaks_every_executor_is_given_up():
     h = Harness(block_size=4, max_sequences=4)
     h.submit("broken", h.prompt(10), max_tokens=12)

@@ -138,16 +138,17 @@ class KVManagerMachine(RuleBasedStateMachine):
         if pause:
             assert self.manager.schedule(self.now) is None
             self.time_passes(1.0)
-        num_blocks = max(4, self.capacity.num_blocks - (2 if smaller else 0))
+        num_blocks = max(4, self.capacity.num_blocks // 2 if smaller else self.capacity.num_blocks)
         self.capacity = Capacity(num_blocks, self.capacity.block_size, MAX_MODEL_LEN)
         self.oracle = Oracle(num_blocks, self.capacity.block_size, self.rng)
         outputs = self.manager.attach_executor(self.capacity, self.now)
-        for end in outputs.ends:
-            assert isinstance(end.error, InvalidRequest | ExecutorFailed)
-            self.forget(end.handle)
         for handle, spec in self.specs.items():
-            room = self.capacity.resolve_max_length(spec) - len(spec.prompt_token_ids)
+            try:
+                room = self.capacity.resolve_max_length(spec) - len(spec.prompt_token_ids)
+            except InvalidRequest:
+                room = 0
             self.max_tokens[handle] = min(self.max_tokens[handle], room)
+        self.take(outputs)
 
     # What gateways see
 
@@ -165,7 +166,11 @@ class KVManagerMachine(RuleBasedStateMachine):
 
     def check_end(self, end):
         spec = self.specs[end.handle]
-        if end.error is not None:
+        if isinstance(end.error, ExecutorFailed):
+            pass
+        elif isinstance(end.error, InvalidRequest):
+            assert self.max_tokens[end.handle] == 0
+        elif end.error is not None:
             assert isinstance(end.error, DeadlineExceeded)
             assert spec.deadline is not None
             assert spec.deadline <= self.now
@@ -182,8 +187,10 @@ class KVManagerMachine(RuleBasedStateMachine):
         for index in range(spec.n):
             key = (handle, index)
             received, reason = self.received.pop(key), self.reasons.pop(key, None)
+            # Longer than it may be: it was before the executor became smaller.
+            longest = max(self.max_tokens[handle], len(received))
             wanted = expected_output(
-                spec.prompt_token_ids, handle, index, self.max_tokens[handle], spec.stop_token_ids, spec.min_tokens
+                spec.prompt_token_ids, handle, index, longest, spec.stop_token_ids, spec.min_tokens
             )
             if reason is None:
                 assert received == wanted[: len(received)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,9 +43,12 @@ async def abort(context: grpc.aio.ServicerContext[Message, Message], error: RpcE
     """Ends the call with the error's status and details. Raises, as grpc's own abort does."""
     status = Status(code=error.code.value[0], message=error.message)
     status.details.extend(_packed(_details(error)))
-    await context.abort(
-        error.code, error.message, trailing_metadata=(("grpc-status-details-bin", status.SerializeToString()),)
-    )
+    details = (("grpc-status-details-bin", status.SerializeToString()),)
+    try:
+        await context.abort(error.code, error.message, trailing_metadata=details)
+    except grpc.aio.InternalError as failure:
+        # The call ended at this very moment: its client left, or its own deadline came. There is nobody to tell.
+        raise asyncio.CancelledError from failure
 
 
 def _details(error: RpcError) -> list[Message]:

@@ -220,7 +220,7 @@ def test_a_full_queue(make_stack: MakeStack) -> None:
 
 def test_the_other_methods_refuse_as_well(caller: Caller) -> None:
     def tokenize(data: bytes) -> OctavoError:
-        call = caller.channel.unary_unary("/octavo.v1.GenerationService/Tokenize")
+        call = caller.channel.unary_unary("/octavo.v1.GenerationService/Tokenize", None, None)
         with pytest.raises(grpc.RpcError) as caught:
             call(data, timeout=10)
         return OctavoError.from_rpc(caught.value)

@@ -169,7 +169,7 @@ class Steps:
     def run(self, epoch: int, step: int, **fields: Any) -> executor_pb2.StepResult:
         batch = executor_pb2.StepBatch(epoch=epoch, step=step, **fields)
         self._requests.put(executor_pb2.ExecuteRequest(batch=batch))
-        result = next(self._responses).result
+        result: executor_pb2.StepResult = next(self._responses).result
         assert (result.epoch, result.step) == (epoch, step)
         return result
 
@@ -178,15 +178,14 @@ class Steps:
         with pytest.raises(grpc.RpcError) as caught:
             self.run(epoch, step, **fields)
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        message: str = caught.value.details()
-        return message
+        return caught.value.details() or ""
 
     def end(self) -> None:
         self._requests.put(None)
 
 
 @pytest.fixture
-def executor(spare_executor: Server) -> Iterator[Server]:
+def executor(spare_executor: Server) -> Server:
     """An executor without a KV manager."""
     if not spare_executor.running:
         spare_executor.start()

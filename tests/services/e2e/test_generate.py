@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from octavo.v1 import common_pb2, inference_pb2
@@ -10,6 +12,7 @@ from tests.services.e2e.stack import Stack
 from tests.services.e2e.tiny_model import MAX_MODEL_LEN, Reference
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
+SAMPLED: dict[str, Any] = {"temperature": 1, "ignore_eos": True}
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how many leaves?"}]
 
 
@@ -27,8 +30,10 @@ def check_text(answer: Answer, reference: Reference) -> None:
 @pytest.mark.parametrize("kind", ["text", "chat", "tokens"])
 def test_greedy_equals_transformers_for_every_kind_of_prompt(caller: Caller, reference: Reference, kind: str) -> None:
     text = "A sheet é 🐙 is folded"
-    prompt = {"text": text, "chat": MESSAGES, "tokens": [5, 300, 17, 260, 9]}[kind]
-    token_ids = {"text": reference.encode(text), "chat": reference.encode_chat(MESSAGES), "tokens": prompt}[kind]
+    prompt: Any = {"text": text, "chat": MESSAGES, "tokens": [5, 300, 17, 260, 9]}[kind]
+    token_ids: list[int] = {"text": reference.encode(text), "chat": reference.encode_chat(MESSAGES), "tokens": prompt}[
+        kind
+    ]
     answer = caller.generate(prompt, max_tokens=60, ignore_eos=True)
     assert answer.token_ids == reference.greedy(token_ids, 60)
     assert answer.finish_reason == LENGTH
@@ -49,6 +54,11 @@ def test_a_long_answer_ends_with_the_models_context(caller: Caller, reference: R
     answer = caller.generate(prompt, ignore_eos=True)
     assert answer.token_ids == reference.greedy(prompt, 100)
     assert answer.finish_reason == LENGTH
+
+
+def test_a_prompt_with_room_for_one_token(caller: Caller, reference: Reference) -> None:
+    prompt = [9] * (MAX_MODEL_LEN - 1)
+    assert caller.generate(prompt).token_ids == reference.greedy(prompt, 1, ignore_eos=False)
 
 
 def test_end_of_sequence(caller: Caller, reference: Reference) -> None:
@@ -114,7 +124,14 @@ def straddling_stop(reference: Reference, token_ids: list[int]) -> tuple[str, in
 
 def test_one_of_several_sequences_ends_at_a_stop_string(caller: Caller, reference: Reference, stack: Stack) -> None:
     """The others go on."""
-    request = {"prompt": "many leaves", "n": 4, "seed": 5, "temperature": 1, "max_tokens": 80, "ignore_eos": True}
+    request: dict[str, Any] = {
+        "prompt": "many leaves",
+        "n": 4,
+        "seed": 5,
+        "temperature": 1,
+        "max_tokens": 80,
+        "ignore_eos": True,
+    }
     free = caller.generate(**request)
     stop, end = straddling_stop(reference, free.sequences[2].token_ids)
     answer = caller.generate(**request, stop=[stop])
@@ -131,7 +148,14 @@ def test_one_of_several_sequences_ends_at_a_stop_string(caller: Caller, referenc
 
 def test_parallel_samples(caller: Caller, reference: Reference) -> None:
     """Three different sequences, the same three each time for the same seed."""
-    request = {"prompt": "sewn and bound", "n": 3, "seed": 11, "temperature": 1, "max_tokens": 30, "ignore_eos": True}
+    request: dict[str, Any] = {
+        "prompt": "sewn and bound",
+        "n": 3,
+        "seed": 11,
+        "temperature": 1,
+        "max_tokens": 30,
+        "ignore_eos": True,
+    }
     first = caller.generate(**request)
     again = caller.generate(**request)
     assert first.all_token_ids() == again.all_token_ids()
@@ -145,12 +169,25 @@ def test_parallel_samples(caller: Caller, reference: Reference) -> None:
 
 
 def test_without_a_seed_answers_differ(caller: Caller) -> None:
-    request = {"prompt": "again", "temperature": 1, "max_tokens": 30, "ignore_eos": True}
+    request = SAMPLED | {"prompt": "again", "max_tokens": 30}
     assert caller.generate(**request).token_ids != caller.generate(**request).token_ids
 
 
+@pytest.mark.parametrize("seed", [0, 2**64 - 1])
+def test_the_smallest_and_the_greatest_seed(caller: Caller, seed: int) -> None:
+    request = SAMPLED | {"prompt": "seed", "seed": seed, "max_tokens": 20}
+    assert caller.generate(**request).token_ids == caller.generate(**request).token_ids
+
+
 def test_seeded_sampling_is_independent_of_what_else_runs(caller: Caller) -> None:
-    request = {"prompt": "the reader", "seed": 3, "temperature": 1, "top_p": 0.9, "max_tokens": 60, "ignore_eos": True}
+    request: dict[str, Any] = {
+        "prompt": "the reader",
+        "seed": 3,
+        "temperature": 1,
+        "top_p": 0.9,
+        "max_tokens": 60,
+        "ignore_eos": True,
+    }
     alone = caller.generate(**request)
     others = [
         {"prompt": f"other {i}" * (i + 1), "temperature": i % 3, "seed": i, "n": 1 + i % 2, "max_tokens": 20 + 10 * i}

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from octavo.client import OctavoError
+from octavo.v1 import inference_pb2, inference_pb2_grpc
 from tests.services.e2e.conftest import MakeStack
 from tests.services.e2e.processes import CHANNEL_OPTIONS, NOT_SERVING, PATIENCE, SERVING, Server, eventually
 from tests.services.e2e.stack import Stack
@@ -128,9 +129,9 @@ def test_the_gateway_drains(make_stack: MakeStack, reference: Reference) -> None
 def _failure_of_a_new_call(server: Server) -> grpc.RpcError:
     """Of a client that comes now."""
     with channel_to(server) as channel:
-        call = channel.unary_unary(f"/{SERVICES['gateway']}/ListModels")
+        stub = inference_pb2_grpc.GenerationServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
-            call(b"", timeout=10)
+            stub.ListModels(inference_pb2.ListModelsRequest(), timeout=10)
     return caught.value
 
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from octavo.client import generate_request
+from octavo.v1 import inference_pb2_grpc
 from tests.services.e2e.calls import Call, Caller
 from tests.services.e2e.conftest import MakeStack
 from tests.services.e2e.processes import Processes, eventually
@@ -84,9 +85,8 @@ def test_a_client_process_that_is_killed(
 
 def test_a_client_that_does_not_read(stack: Stack, caller: Caller, reference: Reference) -> None:
     """It holds up nobody, and when it leaves its name is free again."""
-    generate = caller.channel.unary_stream("/octavo.v1.GenerationService/Generate")
     request = generate_request("deaf", request_id="deaf", sampling={"n": 32, **LONG})
-    call = generate(request.SerializeToString())
+    call = inference_pb2_grpc.GenerationServiceStub(caller.channel).Generate(request)
     stack.wait_for_requests(running=1)
     witnesses = start_witnesses(caller)
     check_witnesses(witnesses, reference)
@@ -120,7 +120,8 @@ def test_time_runs_in_the_queue_as_well(make_stack: MakeStack, reference: Refere
     first.wait_for_tokens(1)
     stack.executor.pause()
     start = time.monotonic()
-    call = stack.caller.start("waits in vain", max_tokens=5, **{how: 0.3})
+    limit: dict[str, Any] = {how: 0.3}
+    call = stack.caller.start("waits in vain", max_tokens=5, **limit)
     error = call.error()
     assert error.status == grpc.StatusCode.DEADLINE_EXCEEDED
     assert time.monotonic() - start >= 0.29

@@ -97,12 +97,18 @@ def test_the_executor_returns_while_redis_is_away(
     make_stack: MakeStack, redis_server: RedisServer, reference: Reference
 ) -> None:
     stack = make_stack(kvmanager={"state": redis_server.url})
+    before = describe(stack.executor.address).incarnation
     calls = start_streams(stack)
     redis_server.kill()
     stack.executor.kill()
     stack.executor.start()
     check_streams(calls, reference)
     assert "state store is away" in stack.kvmanager.output()
+    redis_server.start()
+    incarnation = describe(stack.executor.address).incarnation
+    assert incarnation != before
+    key = registration(stack)
+    eventually(lambda: redis_server.client.get(key) == incarnation, LEASE_SECONDS, "the new registration")
 
 
 def test_the_kv_manager_starts_without_redis(make_stack: MakeStack, reference: Reference) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from gateway.errors import RequestError, TokenizerError
+from gateway.errors import PositionGap, RequestError, TokenizerError
 from gateway.gateway import Gateway
 from gateway.loading import load_tokenizer
 from gateway.request import ModelLimits, PreparedRequest
@@ -25,6 +26,8 @@ from services.rpc.parsing import parse
 from services.rpc.server import Context, RpcServer
 from services.rpc.status import RpcError, abort
 from services.telemetry.tracing import RequestSpan, Tracing, make_tracing
+
+log = logging.getLogger(__name__)
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -78,6 +81,12 @@ class GenerationServicer:
         except (asyncio.CancelledError, GeneratorExit):
             span.end({"error.type": "CANCELLED"}, "the client went away")
             raise
+        except (PositionGap, AssertionError) as fault:
+            log.exception("a request broke off")
+            span.end({"error.type": type(fault).__name__}, str(fault))
+            await abort(
+                context, RpcError(grpc.StatusCode.INTERNAL, "internal error; see the gateway's log", "INTERNAL")
+            )
 
     async def _generate(
         self, request: PreparedRequest, span: RequestSpan

@@ -104,12 +104,14 @@ def test_a_stop_string_that_straddles_tokens(caller: Caller, reference: Referenc
     prompt = reference.encode("a leaf")
     expected = reference.greedy(prompt, 80)
     stop, end = straddling_stop(reference, expected)
+    before = stack.memory_map().counters.generated_tokens
     answer = caller.generate(prompt, ignore_eos=True, stop=["never to be seen", stop])
     assert answer.token_ids == expected[:end]
     assert answer.text == reference.decode(expected[:end]).partition(stop)[0]
     assert answer.finish_reason == STOP
     check_usage(answer, len(prompt))
     stack.wait_until_idle()
+    assert stack.memory_map().counters.generated_tokens - before < MAX_MODEL_LEN - len(prompt)
 
 
 def straddling_stop(reference: Reference, token_ids: list[int]) -> tuple[str, int]:

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class KVManagerServiceStub:
     """Between gateways and the KV manager. Inner service: never published.
-    DESIGN: one long-lived stream for each gateway, one message for each step, deltas only.
+    One long-lived stream for each gateway, one message for each step, deltas only.
     """
 
     def __init__(self, channel):
@@ -50,7 +50,7 @@ class KVManagerServiceStub:
 
 class KVManagerServiceServicer:
     """Between gateways and the KV manager. Inner service: never published.
-    DESIGN: one long-lived stream for each gateway, one message for each step, deltas only.
+    One long-lived stream for each gateway, one message for each step, deltas only.
     """
 
     def Attach(self, request_iterator, context):
@@ -90,7 +90,7 @@ def add_KVManagerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KVManagerService:
     """Between gateways and the KV manager. Inner service: never published.
-    DESIGN: one long-lived stream for each gateway, one message for each step, deltas only.
+    One long-lived stream for each gateway, one message for each step, deltas only.
     """
 
     @staticmethod

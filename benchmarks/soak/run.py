@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from benchmarks.soak.load import Load, Loader
 from benchmarks.soak.report import Report
 from benchmarks.soak.stack import MODEL, Place, ServedStack, StackFailed
 from benchmarks.soak.summary import summarise
+from octavo.client import OctavoError
 from services.model_store import resolve_model
+
+# How much of the stack's log is printed where it tells of a failure.
+_LOG_LINES = 200
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,11 @@ async def _load(place: Place, options: Options, report: Report) -> Load | None:
         return await asyncio.wait_for(loader.serve(options.requests, options.reruns), options.timeout)
     except asyncio.TimeoutError:
         report.fail("soak", [f"not over after {options.timeout:.0f} s; under way: {sorted(loader.under_way)}"])
-        return None
+    except OctavoError as error:
+        report.fail("soak", [f"the gateway does not answer: {error}"])
+    except grpc.RpcError as error:
+        report.fail("soak", [f"the stack does not answer: {OctavoError.from_rpc(error)}"])
+    return None
 
 
 async def _stop(stack: ServedStack, report: Report) -> None:
@@ -78,7 +88,9 @@ async def _stop(stack: ServedStack, report: Report) -> None:
         await stack.stop()
     except StackFailed as failure:
         report.fail("octavo serve", [str(failure)])
-    report.fail("log", stack.trouble)
+    if stack.trouble:
+        report.fail("log", stack.trouble)
+        report.emit("log", last_lines=stack.lines[-_LOG_LINES:])
 
 
 def _verify(load: Load, gguf: Path, ends: float, report: Report) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class Capacity:
             InvalidRequest: the prompt, or the output it asks for, can never fit.
         """
         prompt_length = len(spec.prompt_token_ids)
+        if spec.max_tokens < 0:
+            raise InvalidRequest("sampling.max_tokens", f"max_tokens is {spec.max_tokens}; it must not be negative")
         if prompt_length == 0:
             raise InvalidRequest("prompt", "prompt is empty")
         if prompt_length >= self.max_model_len:

@@ -13,6 +13,10 @@ from kvmanager.queue import FcfsQueue
 from kvmanager.request import Request, Sequence
 from kvmanager.step import NewSequence, StepBatch
 
+SUSPECT_LOSSES = 2
+"""A request under which so many executors in a row were lost runs alone until it has a token: if it is what breaks
+them, it breaks no more answers than its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -99,12 +103,14 @@ class Scheduler:
 
     def _admit(self, batch: StepBatch, memory: Memory, budget: int, now: float) -> None:
         """Starts waiting requests in order while the budget, the sequence limit and the pool allow it."""
-        if budget <= 0 or not self.waiting:
+        if budget <= 0 or not self.waiting or any(_suspect(request) for request in self.running.values()):
             return
         num_sequences = sum(request.num_reserved_sequences for request in self.running.values())
         while budget > 0 and (request := self.waiting.head()) is not None:
             if any(sequence.num_in_flight for sequence in request.unfinished()):
                 return  # preempted in the step before: the token that is under way comes first
+            if _suspect(request) and self.running:
+                return self._wait(request, "isolation", now)
             num_sequences += request.num_reserved_sequences
             if num_sequences > self.limits.max_sequences:
                 return self._wait(request, "max_sequences", now)
@@ -120,6 +126,8 @@ class Scheduler:
                 self._announce(batch, sequence)
                 if num_tokens:
                     budget -= self._prefill(batch, memory, sequence, num_tokens, now)
+            if _suspect(request):
+                return
 
     def _headroom(self, memory: Memory) -> int:
         """Blocks kept back at admission, so that a new request does not at once preempt itself."""
@@ -303,3 +311,7 @@ class Scheduler:
         if request.waiting_reason != reason:
             request.waiting_reason = reason
             self._emit(Event(EventKind.WAITED, now, request.spec.handle, detail=reason))
+
+
+def _suspect(request: Request) -> bool:
+    return request.num_losses >= SUSPECT_LOSSES

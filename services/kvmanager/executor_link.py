@@ -92,11 +92,10 @@ class ExecutorLink:
     async def _new_epoch(self, description: executor_pb2.DescribeResponse) -> int:
         """Higher than any the store or the executor has seen."""
         try:
-            epoch = await self._store.next_epoch(description.model.name)
+            return await self._store.next_epoch(description.model.name, above=description.epoch)
         except StateUnavailable as error:
             log.warning("state store is away; the epoch is the executor's", extra={"error": str(error)})
-            epoch = 0
-        return max(epoch, int(description.epoch) + 1)
+            return int(description.epoch) + 1
 
     async def _serve(self, call: Stream) -> None:
         """Sends steps and takes results until one of both fails."""

@@ -118,6 +118,7 @@ class RequestTraces:
             attributes = {"octavo.ended": event.detail}
             self._add(trace, trace.waiting_for, trace.waiting_since, event.time, attributes)
         self._tracing.record(trace.context, trace.spans)
+        self._forget_chunks(event.handle)
         del self._traces[event.handle]
 
     def _add(self, trace: _Trace, name: str, start: float, end: float, attributes: Attributes) -> None:

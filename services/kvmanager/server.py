@@ -175,8 +175,10 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
     # The end
 
     async def drain(self, seconds: float) -> None:
-        """Refuses new requests, and waits for those that run."""
+        """Refuses new requests, tells the gateways so, and waits for those that run."""
         self._draining = True
+        self._backend = kvmanager_pb2.BackendState(ready=False, model=self._backend.model, epoch=self._backend.epoch)
+        self._sessions.broadcast(self._backend)
         end = time.monotonic() + seconds
         while not self._manager.idle and time.monotonic() < end:
             await asyncio.sleep(DRAIN_POLL_SECONDS)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 
 class EmbeddedStore:
-    """Epochs count from 1 in each process. An executor that has seen a higher one says so in `Describe`."""
+    """Epochs start anew with each process, above what the executor has seen."""
 
     def __init__(self) -> None:
-        self._epochs: Counter[str] = Counter()
+        self._epochs: dict[str, int] = {}
 
-    async def next_epoch(self, model: str) -> int:
-        self._epochs[model] += 1
+    async def next_epoch(self, model: str, above: int) -> int:
+        self._epochs[model] = max(self._epochs.get(model, 0), above) + 1
         return self._epochs[model]
 
     async def register_executor(self, model: str, address: str, incarnation: str) -> None:

@@ -2,7 +2,7 @@
 
 Keys, all under one prefix with a schema version, a model's keys in one hash slot:
 
-    octavo:1:{MODEL}:epoch               integer, INCR: the fencing epoch
+    octavo:1:{MODEL}:epoch               integer, INCR and INCRBY: the fencing epoch
     octavo:1:{MODEL}:executor:ADDRESS    incarnation of the executor there, expires with its lease
 """
 
@@ -35,9 +35,13 @@ class RedisStore:
         )
         self._reachable = True
 
-    async def next_epoch(self, model: str) -> int:
+    async def next_epoch(self, model: str, above: int) -> int:
+        key = f"octavo:1:{{{model}}}:epoch"
         try:
-            return int(await self._redis.incr(f"octavo:1:{{{model}}}:epoch"))
+            epoch = int(await self._redis.incr(key))
+            if epoch <= above:  # epochs were given out while this Redis was away, or it has lost some
+                epoch = int(await self._redis.incrby(key, above + 1 - epoch))
+            return epoch
         except (RedisError, OSError) as error:
             raise StateUnavailable(str(error)) from error
 

@@ -8,8 +8,12 @@ from typing import Protocol
 class StateStore(Protocol):
     """Fencing epochs and the executor registry."""
 
-    async def next_epoch(self, model: str) -> int:
-        """Returns a number higher than any before for this model. Raises `StateUnavailable` when it can't."""
+    async def next_epoch(self, model: str, above: int) -> int:
+        """Returns a number higher than `above` and than any before for this model.
+
+        Raises:
+            StateUnavailable: the store is away.
+        """
 
     async def register_executor(self, model: str, address: str, incarnation: str) -> None:
         """Notes that an executor serves a model, for `LEASE_SECONDS`. Does nothing while the store is away."""

@@ -370,6 +370,26 @@ def test_a_request_that_breaks_every_executor_is_given_up():
     assert h.schedule() is None
 
 
+def test_a_request_that_breaks_every_executor_takes_nobody_else_with_it():
+    h = Harness(block_size=4, max_sequences=8)
+    for name in ("before", "broken", "after"):
+        h.submit(name, h.prompt(10), max_tokens=6)
+    broken = h.manager._requests["broken"].sequences[0].sequence_id
+    for _ in range(40):
+        batch = h.schedule()
+        if batch is None and not h.oracle.pending:
+            break
+        if any(broken in step.row_sequence_ids for step in h.oracle.pending):
+            h.manager.detach_executor(h.now)
+            h.oracle = type(h.oracle)(64, 4, h.rng)
+            h.take(h.manager.attach_executor(h.capacity, h.now))
+        elif h.oracle.pending:
+            h.result()
+    assert isinstance(h.errors["broken"], ExecutorFailed)
+    assert set(h.usage) == {"before", "after"}
+    h.check_answers()
+
+
 def test_a_request_that_gets_tokens_in_between_is_not():
     h = Harness(block_size=4)
     h.submit("a", h.prompt(10), max_tokens=3 * MAX_LOSSES)
@@ -400,6 +420,7 @@ def test_a_result_out_of_order_is_refused():
         ({"prompt": [1] * 200}, "prompt", "200"),
         ({"prompt": [1] * 100, "max_tokens": 101}, "sampling.max_tokens", "100"),
         ({"prompt": [1] * 8, "max_tokens": 100, "n": 16}, "sampling.max_tokens", "16 sequence"),
+        ({"prompt": [1] * 8, "max_tokens": -1}, "sampling.max_tokens", "negative"),
         ({"prompt": [1] * 8, "n": 17}, "sampling.n", "16"),
         ({"prompt": [1] * 8, "n": 0}, "sampling.n", "1"),
     ],

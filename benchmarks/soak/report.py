@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -36,12 +37,9 @@ class Report:
         self._tasks: dict[str, Any] = {}
         self._last_line = 0.0
 
-    def __enter__(self) -> "Report":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    def bars(self) -> AbstractContextManager[object]:
+        """While it is entered, a terminal shows progress bars below everything else."""
+        return self._progress
 
     def emit(self, event: str, **fields: Any) -> None:
         """Prints one JSON line."""

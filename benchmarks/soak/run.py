@@ -47,11 +47,12 @@ def run(options: Options, report: Report) -> bool:
     ends = time.monotonic() + options.timeout
     gguf = Path(resolve_model(MODEL))
     report.emit("start", seed=options.seed, requests=options.requests, clients=options.clients)
-    load = asyncio.run(_serve(options, report))
     summary = {}
-    if load is not None:
-        report.emit("served", requests=len(load.answers), seconds=round(load.seconds, 1))
-        summary = {**summarise(load), "verified": _verify(load, gguf, ends, report)}
+    with report.bars():
+        load = asyncio.run(_serve(options, report))
+        if load is not None:
+            report.emit("served", requests=len(load.answers), seconds=round(load.seconds, 1))
+            summary = {**summarise(load), "verified": _verify(load, gguf, ends, report)}
     report.emit("summary", seed=options.seed, **summary, failures=len(report.failures), ok=not report.failures)
     return not report.failures
 

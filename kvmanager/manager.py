@@ -120,7 +120,7 @@ class KVManager:
         self._scheduler.new_sequence(request, sample_index=0)
         self._scheduler.waiting.push(request)
         if spec.deadline is not None:
-            self._deadlines.add(spec.deadline, spec.handle)
+            self._deadlines.add(spec.deadline, spec.handle, self._requests)
         self._emit(Event(EventKind.QUEUED, now, spec.handle))
 
     def abort(self, handle: Hashable, now: float, sample_index: int | None = None) -> Outputs:

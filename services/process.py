@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from services.config import ServiceConfig
+from services.config import ConfigError, ServiceConfig
+
+log = logging.getLogger(__name__)
+
+BROKEN_EXIT_CODE = 70
+"""EX_SOFTWARE of sysexits.h."""
 
 
 class Service(Protocol):
@@ -34,7 +40,15 @@ def run_service(name: str, config: ServiceConfig, make: Callable[[], Service]) -
         ConfigError: it can't start as configured.
     """
     configure_logging(name, config.log_level)
-    _run(_serve(make))
+    try:
+        _run(_serve(make))
+    except ConfigError:
+        raise
+    except Exception:
+        # A core that found its own invariants broken is not to be trusted with a drain. Whoever supervises the process
+        # starts it again.
+        log.critical("the process breaks off", exc_info=True)
+        os._exit(BROKEN_EXIT_CODE)
 
 
 async def _serve(make: Callable[[], Service]) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import grpc
 import pytest
 
 from octavo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LONG_RUNNING = ("gateway", "kvmanager", "executor", "redis")
@@ -72,7 +72,7 @@ class Answer:
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     _require_engine()
-    stack = Stack(project=f"octavo-test-{secrets.token_hex(4)}", port=_free_port())
+    stack = Stack(project=f"octavo-test-{secrets.token_hex(4)}", port=free_port())
     try:
         stack.compose("build")
         stack.compose("up", "--detach", "--wait", "--wait-timeout", "300")
@@ -197,13 +197,6 @@ def _engine(*arguments: str) -> list[dict[str, Any]]:
     )
     found: list[dict[str, Any]] = json.loads(answer.stdout)
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _chat(question: str, max_tokens: int = ANSWER_TOKENS, ignore_eos: bool = False) -> inference_pb2.GenerateRequest:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.services.e2e.processes import Process, Processes, eventually, free_port
+from tests.ports import free_port
+from tests.services.e2e.processes import Process, Processes, eventually
 
 
 def find_rotel() -> str | None:

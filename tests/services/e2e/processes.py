@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 60.0
@@ -45,13 +46,6 @@ def eventually(look: Callable[[], T], seconds: float = PATIENCE, what: str = "")
         assert time.monotonic() < end, f"not within {seconds:g} s: {what or look}; last seen: {seen!r}"
         time.sleep(0.01)
     return seen
-
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-        return port
 
 
 class Process:

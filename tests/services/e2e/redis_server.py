@@ -7,7 +7,8 @@ from pathlib import Path
 
 import redis
 
-from tests.services.e2e.processes import Process, Processes, eventually, free_port
+from tests.ports import free_port
+from tests.services.e2e.processes import Process, Processes, eventually
 
 
 def find_redis_server() -> str | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.e2e.processes import Processes, Server, free_port
+from tests.ports import free_port
+from tests.services.e2e.processes import Processes, Server
 from tests.services.e2e.stack import MODEL_NAME, make_executor
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from services.state.store import LEASE_SECONDS, open_store
+from tests.ports import free_port
 from tests.services.e2e.calls import Call
 from tests.services.e2e.conftest import MakeStack
-from tests.services.e2e.processes import Processes, eventually, free_port
+from tests.services.e2e.processes import Processes, eventually
 from tests.services.e2e.redis_server import RedisServer, find_redis_server
 from tests.services.e2e.stack import Stack, describe
 from tests.services.e2e.tiny_model import Reference

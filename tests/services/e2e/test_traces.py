@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.services.e2e.conftest import MakeStack
 from tests.services.e2e.otlp_receiver import OtlpReceiver, Span, find_rotel
-from tests.services.e2e.processes import Processes, eventually, free_port
+from tests.services.e2e.processes import Processes, eventually
 from tests.services.e2e.stack import Stack, make_executor
 from tests.services.e2e.tiny_model import Reference
 

@@ -43,11 +43,11 @@ class ExecutorSettings:
     """
 
     model: Path
+    kv_memory: str
     model_name: str = ""
     dtype: str = "auto"
     device: str = "auto"
     block_size: int = 16
-    kv_memory: str = "40%"
     max_model_len: int | None = None
     threads: int | None = None
     attention_backend: str = "reference"

@@ -23,7 +23,7 @@ def parse_budget(text: str, free_bytes: Callable[[], int]) -> int:
         free_bytes: what is free now; asked only for a share.
 
     Raises:
-        SettingsError: if it is neither, or the share is not above 0 and at most 100 %.
+        SettingsError: if it is neither, or nothing, or a share above 100 %.
     """
     match = _BUDGET.fullmatch(text)
     if match is None:
@@ -35,6 +35,8 @@ def parse_budget(text: str, free_bytes: Callable[[], int]) -> int:
         return int(free_bytes() * amount / 100)
     if unit.upper() not in _UNITS:
         raise SettingsError(f"kv_memory {text!r}: unknown unit {unit!r}; use MiB, GiB, MB, GB or %")
+    if amount == 0:
+        raise SettingsError(f"kv_memory {text!r} is nothing")
     return int(amount * _UNITS[unit.upper()])
 
 

@@ -6,7 +6,6 @@ TOML file, the default written here. The command line derives its options from t
 """
 
 import os
-import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -18,6 +17,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from executor.errors import SettingsError
+from executor.memory_budget import parse_budget
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -25,11 +27,6 @@ AttentionBackend = Literal["reference"]
 
 MAX_PORT = 65535
 MIN_MESSAGE_BYTES = 1024
-
-_BYTE_UNITS = {"": 1, "B": 1}
-_BYTE_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)}
-_BYTE_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[A-Za-z]*)\s*")
 
 
 class ConfigError(Exception):
@@ -133,6 +130,8 @@ class ExecutorConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kv_memory.strip().isdigit():  # a bare number is bytes; the executor wants a unit
+            object.__setattr__(self, "kv_memory", f"{self.kv_memory}B")
         self.kv_memory_bytes(0)
         object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
 
@@ -142,14 +141,11 @@ class ExecutorConfig(ServiceConfig):
         Args:
             free_bytes: What is free on the device; only a share (``40%``) depends on it.
         """
-        match = _AMOUNT.fullmatch(self.kv_memory)
-        if match:
-            amount, unit = float(match[1]), match[2]
-            if unit == "%" and 0 < amount <= 100:
-                return int(free_bytes * amount / 100)
-            if unit in _BYTE_UNITS and amount > 0:
-                return int(amount * _BYTE_UNITS[unit])
-        raise ConfigError(f"kv_memory: neither an amount like 512MiB nor a share like 40%: {self.kv_memory!r}")
+        try:
+            return parse_budget(self.kv_memory, lambda: free_bytes)
+        except SettingsError as error:
+            message = f"kv_memory: neither an amount like 512MiB nor a share like 40%: {self.kv_memory!r}"
+            raise ConfigError(message) from error
 
 
 def model_name_of(path: str) -> str:

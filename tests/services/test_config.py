@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.memory_budget import parse_budget
 from services.config import ConfigError, ExecutorConfig, GatewayConfig, KVManagerConfig, read_toml
 
 COMMANDS = {"executor": {"kv_memory", "threads"}, "gateway": {"port"}}
@@ -137,6 +138,10 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 )
 def test_kv_memory(text: str, size: int) -> None:
     assert ExecutorConfig(model="m", kv_memory=text).kv_memory_bytes(1000) == size
+
+
+def test_the_executor_reads_a_bare_number_as_the_configuration_does() -> None:
+    assert parse_budget(ExecutorConfig(model="m", kv_memory="4096").kv_memory, lambda: 0) == 4096
 
 
 @pytest.mark.parametrize("text", ["", "0", "0%", "101%", "-1GiB", "12 apples", "half"])

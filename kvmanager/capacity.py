@@ -25,14 +25,6 @@ class Capacity:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def worst_case_blocks(self, prompt_length: int, n: int, length: int) -> int:
-        """Most blocks that n sequences of `length` tokens with one prompt can need at once.
-
-        They share the prompt's full blocks; the rest each has for itself.
-        """
-        shared = prompt_length // self.block_size
-        return shared + n * (self.blocks_for(length) - shared)
-
     def resolve_max_length(self, spec: RequestSpec) -> int:
         """Returns how many tokens, prompt and output, each of the request's sequences may reach.
 
@@ -72,6 +64,7 @@ class Capacity:
         return length
 
     def _longest_that_fits(self, prompt_length: int, n: int) -> int:
+        # The n sequences share the prompt's full blocks; the rest each has for itself.
         shared = prompt_length // self.block_size
         own = (self.num_blocks - shared) // n
         # The last token of a sequence is never fed back, so it needs no slot.

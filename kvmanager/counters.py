@@ -11,7 +11,7 @@ from kvmanager.request import Sequence
 
 @dataclass(slots=True)
 class Counters:
-    """All of them only grow, except the peak's meaning.
+    """All of them only grow.
 
     Attributes:
         slot_steps: token slots in referenced blocks, added up over all steps.
@@ -35,12 +35,11 @@ class Counters:
 
     def note_step(self, memory: Memory, sequences: Iterable[Sequence]) -> None:
         """Adds one step's use of memory."""
-        num_referenced = memory.pool.num_referenced
+        num_referenced, block_size = memory.pool.num_referenced, memory.block_size
         self.steps += 1
         self.peak_referenced_blocks = max(self.peak_referenced_blocks, num_referenced)
-        self.slot_steps += num_referenced * memory.block_size
-        self.internal_slot_steps += memory.num_retiring() * memory.block_size
-        block_size = memory.block_size
+        self.slot_steps += num_referenced * block_size
+        self.internal_slot_steps += memory.num_retiring() * block_size
         shared: set[int] = set()  # siblings may share their last block: its empty slots count once
         for sequence in sequences:
             last = sequence.table[-1]

@@ -19,7 +19,6 @@ from kvmanager.step import Outputs, RequestEnd, SequenceUpdate, StepBatch, StepR
 PIPELINE_DEPTH = 2
 """Steps under way at once: the next one is on the executor before the result of this one is here."""
 
-
 MAX_LOSSES = 5
 """So many executors may be lost under a request without a token in between before it is given up, so that a request
 that breaks its executor does not do so for ever."""
@@ -115,7 +114,7 @@ class KVManager:
         max_length = self.capacity.resolve_max_length(spec)
         if len(self._scheduler.waiting) >= self._limits.max_waiting_requests:
             raise QueueFull(f"{len(self._scheduler.waiting)} requests are waiting, which is the limit")
-        request = Request(spec, max_length, now, forked=spec.n == 1)
+        request = Request(spec, max_length, forked=spec.n == 1)
         self._requests[spec.handle] = request
         self._scheduler.new_sequence(request, sample_index=0)
         self._scheduler.waiting.push(request)
@@ -136,7 +135,7 @@ class KVManager:
         if sample_index is None:
             self._end(request, Outputs(), now, detail="abort")
         elif sample_index < len(request.sequences) and not request.sequences[sample_index].finished:
-            self._finish(request.sequences[sample_index], None, outputs, now)
+            self._finish(request.sequences[sample_index], outputs, now)
         return outputs
 
     def expire(self, now: float) -> Outputs:
@@ -204,7 +203,7 @@ class KVManager:
         if position == 0 and sequence.sample_index == 0:
             self._emit(Event(EventKind.FIRST_TOKEN, now, spec.handle))
         if reason is not None:
-            self._finish(sequence, reason, outputs, now)
+            self._finish(sequence, outputs, now)
 
     # Ends
 
@@ -212,10 +211,9 @@ class KVManager:
         """Ends a sequence that is as long as it may get, with a word to its gateway but no token."""
         handle, reason = sequence.request.spec.handle, FinishReason.LENGTH
         outputs.updates.append(SequenceUpdate(handle, sequence.sample_index, sequence.num_output, [], [], reason))
-        self._finish(sequence, reason, outputs, now)
+        self._finish(sequence, outputs, now)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason | None, outputs: Outputs, now: float) -> None:
-        sequence.finish_reason = reason
+    def _finish(self, sequence: Sequence, outputs: Outputs, now: float) -> None:
         self._scheduler.finish(sequence, self._memory, now)
         request = sequence.request
         if request.forked and not request.unfinished():
@@ -230,8 +228,8 @@ class KVManager:
         for sequence in request.unfinished():
             self._scheduler.drop(sequence, self._memory)
         completion = sum(sequence.num_output for sequence in request.sequences)
-        usage = Usage(len(request.spec.prompt_token_ids), completion, request.num_cached_tokens or 0)
         if error is None:
+            usage = Usage(len(request.spec.prompt_token_ids), completion, request.num_cached_tokens or 0)
             outputs.ends.append(RequestEnd(request.spec.handle, usage=usage))
         else:
             outputs.ends.append(RequestEnd(request.spec.handle, error=error))

@@ -57,11 +57,9 @@ class Sequence:
         leader: after a resumption, the sibling whose prompt blocks this one shares, and which has to fill them first:
             up to `leader_tokens` tokens.
         resident: the executor knows it.
-        finish_reason: None until it has ended. An aborted sequence ends without a reason.
     """
 
     __slots__ = (
-        "finish_reason",
         "finished",
         "identities",
         "last_step",
@@ -95,7 +93,6 @@ class Sequence:
         self.leader_tokens = 0
         self.resident = False
         self.finished = False
-        self.finish_reason: FinishReason | None = None
 
     @property
     def num_output(self) -> int:
@@ -134,7 +131,6 @@ class Request:
 
     spec: RequestSpec
     max_length: int
-    arrival: float
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
     num_cached_tokens: int | None = None

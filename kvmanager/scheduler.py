@@ -28,9 +28,9 @@ class Limits:
         max_waiting_requests: requests in the queue.
     """
 
-    max_batched_tokens: int = 512
-    max_sequences: int = 256
-    max_waiting_requests: int = 1024
+    max_batched_tokens: int
+    max_sequences: int
+    max_waiting_requests: int
 
     def __post_init__(self) -> None:
         if self.max_batched_tokens < self.max_sequences:

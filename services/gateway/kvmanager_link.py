@@ -91,11 +91,6 @@ class KVManagerLink:
         return self._attached and self._backend.ready
 
     @property
-    def idle(self) -> bool:
-        """No request is running."""
-        return not self._requests
-
-    @property
     def model(self) -> inference_pb2.Model:
         """The model behind the KV manager.
 

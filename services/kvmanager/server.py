@@ -137,9 +137,12 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
     def on_detach(self) -> None:
         """It is gone; requests wait."""
         self._manager.detach_executor(time.monotonic())
+        self._not_ready()
+        self.changed.set()
+
+    def _not_ready(self) -> None:
         self._backend = kvmanager_pb2.BackendState(ready=False, model=self._backend.model, epoch=self._backend.epoch)
         self._sessions.broadcast(self._backend)
-        self.changed.set()
 
     def next_step(self) -> executor_pb2.ExecuteRequest | None:
         """The next step for the executor, if it is time for one."""
@@ -177,8 +180,7 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
     async def drain(self, seconds: float) -> None:
         """Refuses new requests, tells the gateways so, and waits for those that run."""
         self._draining = True
-        self._backend = kvmanager_pb2.BackendState(ready=False, model=self._backend.model, epoch=self._backend.epoch)
-        self._sessions.broadcast(self._backend)
+        self._not_ready()
         end = time.monotonic() + seconds
         while not self._manager.idle and time.monotonic() < end:
             await asyncio.sleep(DRAIN_POLL_SECONDS)

@@ -29,7 +29,7 @@ class Stack:
         settings = ExecutorSettings(model=model, block_size=block_size, kv_memory="64MiB", dtype="float32")
         self.executor = load_executor(settings)
         info = self.executor.info
-        self.manager = KVManager(Limits(max_batched_tokens, max_sequences=16))
+        self.manager = KVManager(Limits(max_batched_tokens, max_sequences=16, max_waiting_requests=16))
         self.manager.attach_executor(Capacity(num_blocks or info.num_blocks, block_size, info.max_model_len), now=0.0)
         self.output: dict[tuple[object, int], list[int]] = {}
         self.cached_tokens: dict[object, int] = {}

@@ -457,7 +457,7 @@ def test_a_full_queue_refuses():
 
 def test_a_budget_below_the_sequence_limit_is_refused():
     with pytest.raises(ValueError, match="max_sequences"):
-        Limits(max_batched_tokens=8, max_sequences=16)
+        Limits(max_batched_tokens=8, max_sequences=16, max_waiting_requests=1)
 
 
 def test_waste_is_counted():

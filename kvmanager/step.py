@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from kvmanager.request import FinishReason
+from kvmanager.request import FinishReason, PrefixMatchEnd
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """Everything about a sequence that starts, or starts again after preemption."""
+    """Everything about a sequence that starts, or starts again after preemption.
+
+    Attributes:
+        num_candidates: above 0, its rows report so many most likely next tokens instead of sampling (beam search).
+        ranked: the log probability of each token it samples is needed.
+    """
 
     sequence_id: int
     token_ids: list[int]
@@ -19,6 +24,8 @@ class NewSequence:
     block_table: list[int]
     sampling: object
     sample_index: int
+    num_candidates: int = 0
+    ranked: bool = False
 
 
 @dataclass(slots=True)
@@ -27,17 +34,25 @@ class StepBatch:
 
     Attributes:
         forget: sequences that are over or preempted.
+        branches: (parent, child): the child starts as a copy of the parent, table included.
+        chosen_tokens: (sequence, token): the next token of a sequence that reports candidates.
         new_sequences: replace whatever is known of them.
-        table_edits: (row, logical index, block id); an append where the index is the table's length.
-        block_copies: (source, destination), before any row writes.
+        table_edits: (sequence, logical index, block id); an append where the index is the table's length.
+        swaps_out: (device block, host block).
+        swaps_in: (host block, device block).
+        block_copies: (source, destination) within the device pool, before any row writes.
         row_sequence_ids, row_num_tokens: one row for each sequence that computes tokens.
         forks: parent -> children that copy it when it samples in this step.
     """
 
     step: int
     forget: list[int] = field(default_factory=list)
+    branches: list[tuple[int, int]] = field(default_factory=list)
+    chosen_tokens: list[tuple[int, int]] = field(default_factory=list)
     new_sequences: list[NewSequence] = field(default_factory=list)
     table_edits: list[tuple[int, int, int]] = field(default_factory=list)
+    swaps_out: list[tuple[int, int]] = field(default_factory=list)
+    swaps_in: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     row_sequence_ids: list[int] = field(default_factory=list)
     row_num_tokens: list[int] = field(default_factory=list)
@@ -45,22 +60,47 @@ class StepBatch:
 
     @property
     def empty(self) -> bool:
-        return not (self.row_sequence_ids or self.forget)
+        return not (self.row_sequence_ids or self.forget or self.swaps_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast an executor is, as it measured. 0: unknown."""
+
+    prefill_tokens_per_s: float = 0.0
+    swap_out_blocks_per_s: float = 0.0
+    swap_in_blocks_per_s: float = 0.0
+    copy_blocks_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The tokens that one step sampled. `logprobs` is aligned with them, or empty; it is passed on unread."""
+    """What one step sampled.
+
+    Attributes:
+        logprobs: aligned with the tokens, or empty; passed on unread.
+        scores: log probability of each token, aligned, where a sequence of the step is ranked; otherwise empty.
+        candidates: of each sequence that reports them: the most likely next tokens and their log probabilities.
+        speeds: when they have changed.
+    """
 
     step: int
     sequence_ids: list[int]
     token_ids: list[int]
     logprobs: list[object] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    candidates: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+    speeds: Speeds | None = None
 
 
 @dataclass(slots=True)
 class SequenceUpdate:
-    """New tokens of one sequence. `position` is the first one's index in the output."""
+    """New tokens of one sequence.
+
+    Attributes:
+        position: the first token's index in the output.
+        score: with the last tokens of a ranked sequence.
+    """
 
     handle: Hashable
     sample_index: int
@@ -68,15 +108,17 @@ class SequenceUpdate:
     token_ids: list[int]
     logprobs: list[object]
     finish_reason: FinishReason | None
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request, over all its sequences."""
+    """Token counts of a request, over all its sequences, and why no more of the prompt came from the cache."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    prefix_match_end: PrefixMatchEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +130,19 @@ class RequestEnd:
     error: Exception | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """So much of a request's prompt has been computed."""
+
+    handle: Hashable
+    computed_tokens: int
+    prompt_tokens: int
+
+
 @dataclass(slots=True)
 class Outputs:
-    """What one call has for the gateways: new tokens first, then ends."""
+    """What one call has for the gateways: progress and new tokens first, then ends."""
 
     updates: list[SequenceUpdate] = field(default_factory=list)
     ends: list[RequestEnd] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)

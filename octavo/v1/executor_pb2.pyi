@@ -13,7 +13,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "bytes_per_block", "incarnation", "epoch", "device", "dtype", "attention_backend")
+    __slots__ = ("model", "bytes_per_block", "incarnation", "epoch", "device", "dtype", "attention_backend", "num_host_blocks", "speeds")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,8 @@ class DescribeResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
     model: _inference_pb2.Model
     bytes_per_block: int
     incarnation: str
@@ -28,7 +30,21 @@ class DescribeResponse(_message.Message):
     device: str
     dtype: str
     attention_backend: str
-    def __init__(self, model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., bytes_per_block: _Optional[int] = ..., incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ...) -> None: ...
+    num_host_blocks: int
+    speeds: Speeds
+    def __init__(self, model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., bytes_per_block: _Optional[int] = ..., incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ...) -> None: ...
+
+class Speeds(_message.Message):
+    __slots__ = ("prefill_tokens_per_s", "swap_out_blocks_per_s", "swap_in_blocks_per_s", "copy_blocks_per_s")
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_BLOCKS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_BLOCKS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    COPY_BLOCKS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    prefill_tokens_per_s: float
+    swap_out_blocks_per_s: float
+    swap_in_blocks_per_s: float
+    copy_blocks_per_s: float
+    def __init__(self, prefill_tokens_per_s: _Optional[float] = ..., swap_out_blocks_per_s: _Optional[float] = ..., swap_in_blocks_per_s: _Optional[float] = ..., copy_blocks_per_s: _Optional[float] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
     __slots__ = ("batch",)
@@ -43,7 +59,7 @@ class ExecuteResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[StepResult, _Mapping]] = ...) -> None: ...
 
 class StepBatch(_message.Message):
-    __slots__ = ("epoch", "step", "forget", "new_sequences", "table_edits", "block_copies", "row_sequence_ids", "row_num_tokens", "forks", "traces")
+    __slots__ = ("epoch", "step", "forget", "new_sequences", "table_edits", "block_copies", "row_sequence_ids", "row_num_tokens", "forks", "traces", "branches", "chosen_tokens", "swaps_out", "swaps_in")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +70,10 @@ class StepBatch(_message.Message):
     ROW_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FORKS_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_OUT_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_IN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     forget: bytes
@@ -64,10 +84,14 @@ class StepBatch(_message.Message):
     row_num_tokens: bytes
     forks: _containers.RepeatedCompositeFieldContainer[Fork]
     traces: _containers.RepeatedCompositeFieldContainer[_common_pb2.TraceContext]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., forget: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., table_edits: _Optional[bytes] = ..., block_copies: _Optional[bytes] = ..., row_sequence_ids: _Optional[bytes] = ..., row_num_tokens: _Optional[bytes] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ...) -> None: ...
+    branches: bytes
+    chosen_tokens: bytes
+    swaps_out: bytes
+    swaps_in: bytes
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., forget: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., table_edits: _Optional[bytes] = ..., block_copies: _Optional[bytes] = ..., row_sequence_ids: _Optional[bytes] = ..., row_num_tokens: _Optional[bytes] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ..., branches: _Optional[bytes] = ..., chosen_tokens: _Optional[bytes] = ..., swaps_out: _Optional[bytes] = ..., swaps_in: _Optional[bytes] = ...) -> None: ...
 
 class NewSequence(_message.Message):
-    __slots__ = ("sequence_id", "token_ids", "prompt_length", "num_computed", "block_table", "sampling", "sample_index")
+    __slots__ = ("sequence_id", "token_ids", "prompt_length", "num_computed", "block_table", "sampling", "sample_index", "num_candidates", "ranked")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +99,8 @@ class NewSequence(_message.Message):
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    RANKED_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     token_ids: bytes
     prompt_length: int
@@ -82,7 +108,9 @@ class NewSequence(_message.Message):
     block_table: bytes
     sampling: _common_pb2.SamplingParams
     sample_index: int
-    def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., num_computed: _Optional[int] = ..., block_table: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., sample_index: _Optional[int] = ...) -> None: ...
+    num_candidates: int
+    ranked: bool
+    def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prompt_length: _Optional[int] = ..., num_computed: _Optional[int] = ..., block_table: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., sample_index: _Optional[int] = ..., num_candidates: _Optional[int] = ..., ranked: _Optional[bool] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("parent_sequence_id", "child_sequence_ids")
@@ -93,17 +121,33 @@ class Fork(_message.Message):
     def __init__(self, parent_sequence_id: _Optional[int] = ..., child_sequence_ids: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "sequence_ids", "token_ids", "logprobs", "duration_us")
+    __slots__ = ("epoch", "step", "sequence_ids", "token_ids", "logprobs", "duration_us", "scores", "candidates", "speeds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     sequence_ids: bytes
     token_ids: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     duration_us: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequence_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., duration_us: _Optional[int] = ...) -> None: ...
+    scores: bytes
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidates]
+    speeds: Speeds
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequence_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., duration_us: _Optional[int] = ..., scores: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidates, _Mapping]]] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ...) -> None: ...
+
+class Candidates(_message.Message):
+    __slots__ = ("sequence_id", "token_ids", "logprobs")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    token_ids: bytes
+    logprobs: bytes
+    def __init__(self, sequence_id: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...

@@ -50,6 +50,21 @@ class GenerationServiceStub:
                 request_serializer=octavo_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.PinPrefix = channel.unary_unary(
+                '/octavo.v1.GenerationService/PinPrefix',
+                request_serializer=octavo_dot_v1_dot_inference__pb2.PinPrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.PinPrefixResponse.FromString,
+                _registered_method=True)
+        self.UnpinPrefix = channel.unary_unary(
+                '/octavo.v1.GenerationService/UnpinPrefix',
+                request_serializer=octavo_dot_v1_dot_inference__pb2.UnpinPrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.UnpinPrefixResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/octavo.v1.GenerationService/ListPins',
+                request_serializer=octavo_dot_v1_dot_inference__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -81,6 +96,29 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinPrefix(self, request, context):
+        """Computes a prompt's keys and values once and keeps its full blocks resident, charged to the caller's tenant, until
+        the time is over or UnpinPrefix. Returns when they are computed. Errors as of Generate; RESOURCE_EXHAUSTED also when
+        the pin would leave too little memory for requests that run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinPrefix(self, request, context):
+        """Lets go of a pin. NOT_FOUND: the caller's tenant has no such pin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """Lists the pins of the caller's tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -98,6 +136,21 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=octavo_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'PinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinPrefix,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.PinPrefixRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.PinPrefixResponse.SerializeToString,
+            ),
+            'UnpinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinPrefix,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.UnpinPrefixRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.UnpinPrefixResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.ListPinsRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.ListPinsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +235,87 @@ class GenerationService:
             '/octavo.v1.GenerationService/ListModels',
             octavo_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             octavo_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.GenerationService/PinPrefix',
+            octavo_dot_v1_dot_inference__pb2.PinPrefixRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.PinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.GenerationService/UnpinPrefix',
+            octavo_dot_v1_dot_inference__pb2.UnpinPrefixRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.UnpinPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.GenerationService/ListPins',
+            octavo_dot_v1_dot_inference__pb2.ListPinsRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.ListPinsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,41 +22,91 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from octavo.v1 import common_pb2 as octavo_dot_v1_dot_common__pb2
+from octavo.v1 import executor_pb2 as octavo_dot_v1_dot_executor__pb2
 from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19octavo/v1/kvmanager.proto\x12\toctavo.v1\x1a\x16octavo/v1/common.proto\x1a\x19octavo/v1/inference.proto\"]\n\rAttachRequest\x12*\n\x0bsubmissions\x18\x01 \x03(\x0b\x32\x15.octavo.v1.Submission\x12 \n\x06\x61\x62orts\x18\x02 \x03(\x0b\x32\x10.octavo.v1.Abort\"\x9c\x02\n\nSubmission\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x0c\n\x04salt\x18\x04 \x01(\x0c\x12\t\n\x01n\x18\x05 \x01(\x05\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12\x12\n\nmin_tokens\x18\x07 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12+\n\x08sampling\x18\t \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x12\n\ntimeout_us\x18\n \x01(\x03\x12&\n\x05trace\x18\x0b \x01(\x0b\x32\x17.octavo.v1.TraceContext\x12\x0e\n\x06tenant\x18\x0c \x01(\t\"G\n\x05\x41\x62ort\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x1b\n\x0esequence_index\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x11\n\x0f_sequence_index\"\x8b\x01\n\x0e\x41ttachResponse\x12(\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x17.octavo.v1.BackendState\x12*\n\x07updates\x18\x02 \x03(\x0b\x32\x19.octavo.v1.SequenceUpdate\x12#\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x15.octavo.v1.RequestEnd\"M\n\x0c\x42\x61\x63kendState\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x1f\n\x05model\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Model\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\xb9\x01\n\x0eSequenceUpdate\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x16\n\x0esequence_index\x18\x02 \x01(\x05\x12\x10\n\x08position\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.octavo.v1.FinishReason\"t\n\nRequestEnd\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.UsageH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.octavo.v1.RequestErrorH\x00\x42\t\n\x07outcome\"d\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_us\x18\x05 \x01(\x03\"-\n\x13GetMemoryMapRequest\x12\x16\n\x0einclude_blocks\x18\x01 \x01(\x08\"\xa1\x02\n\x14GetMemoryMapResponse\x12\x12\n\nblock_size\x18\x01 \x01(\x05\x12\x12\n\nnum_blocks\x18\x02 \x01(\x05\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\x05\x12\x15\n\rcached_blocks\x18\x04 \x01(\x05\x12\x19\n\x11referenced_blocks\x18\x05 \x01(\x05\x12\x17\n\x0f\x62ytes_per_block\x18\x06 \x01(\x03\x12\x18\n\x10running_requests\x18\x07 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x08 \x01(\x05\x12+\n\x08\x63ounters\x18\t \x01(\x0b\x32\x19.octavo.v1.MemoryCounters\x12 \n\x06\x62locks\x18\n \x03(\x0b\x32\x10.octavo.v1.Block\"\xa0\x02\n\x0eMemoryCounters\x12\r\n\x05steps\x18\x01 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x03\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\x03\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x03\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x03\x12\x15\n\rcopied_blocks\x18\x06 \x01(\x03\x12\x16\n\x0e\x65victed_blocks\x18\x07 \x01(\x03\x12\x1e\n\x16peak_referenced_blocks\x18\x08 \x01(\x05\x12\x12\n\nslot_steps\x18\t \x01(\x03\x12\x1b\n\x13reserved_slot_steps\x18\n \x01(\x03\x12\x1b\n\x13internal_slot_steps\x18\x0b \x01(\x03\"0\n\x05\x42lock\x12\x17\n\x0freference_count\x18\x01 \x01(\x05\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x08\x32\xa6\x01\n\x10KVManagerService\x12\x41\n\x06\x41ttach\x12\x18.octavo.v1.AttachRequest\x1a\x19.octavo.v1.AttachResponse(\x01\x30\x01\x12O\n\x0cGetMemoryMap\x12\x1e.octavo.v1.GetMemoryMapRequest\x1a\x1f.octavo.v1.GetMemoryMapResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19octavo/v1/kvmanager.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16octavo/v1/common.proto\x1a\x18octavo/v1/executor.proto\x1a\x19octavo/v1/inference.proto\"]\n\rAttachRequest\x12*\n\x0bsubmissions\x18\x01 \x03(\x0b\x32\x15.octavo.v1.Submission\x12 \n\x06\x61\x62orts\x18\x02 \x03(\x0b\x32\x10.octavo.v1.Abort\"\xbd\x03\n\nSubmission\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12#\n\x05spans\x18\x04 \x03(\x0b\x32\x14.octavo.v1.ScopeSpan\x12\t\n\x01n\x18\x05 \x01(\x05\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12\x12\n\nmin_tokens\x18\x07 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12+\n\x08sampling\x18\t \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x12\n\ntimeout_us\x18\n \x01(\x03\x12&\n\x05trace\x18\x0b \x01(\x0b\x32\x17.octavo.v1.TraceContext\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x10\n\x08priority\x18\r \x01(\x05\x12\x0f\n\x07\x62\x65st_of\x18\x0e \x01(\x05\x12*\n\x0b\x62\x65\x61m_search\x18\x0f \x01(\x0b\x32\x15.octavo.v1.BeamSearch\x12\x17\n\x0freport_progress\x18\x10 \x01(\x08\x12 \n\x03pin\x18\x11 \x01(\x0b\x32\x13.octavo.v1.PinOrder\"P\n\tScopeSpan\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x0c\n\x04salt\x18\x02 \x01(\x0c\x12\x12\n\nnarrowness\x18\x03 \x01(\x05\x12\r\n\x05owner\x18\x04 \x01(\t\"e\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x01\x12\x30\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x18.octavo.v1.EarlyStopping\"*\n\x08PinOrder\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\x0e\n\x06ttl_us\x18\x02 \x01(\x03\"G\n\x05\x41\x62ort\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x1b\n\x0esequence_index\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x11\n\x0f_sequence_index\"\xb2\x01\n\x0e\x41ttachResponse\x12(\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x17.octavo.v1.BackendState\x12*\n\x07updates\x18\x02 \x03(\x0b\x32\x19.octavo.v1.SequenceUpdate\x12#\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x15.octavo.v1.RequestEnd\x12%\n\x08progress\x18\x04 \x03(\x0b\x32\x13.octavo.v1.Progress\"G\n\x08Progress\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x1a.octavo.v1.PrefillProgress\"M\n\x0c\x42\x61\x63kendState\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x1f\n\x05model\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Model\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\xd7\x01\n\x0eSequenceUpdate\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x16\n\x0esequence_index\x18\x02 \x01(\x05\x12\x10\n\x08position\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x12\n\x05score\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_score\"t\n\nRequestEnd\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.UsageH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.octavo.v1.RequestErrorH\x00\x42\t\n\x07outcome\"d\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_us\x18\x05 \x01(\x03\"-\n\x13GetMemoryMapRequest\x12\x16\n\x0einclude_blocks\x18\x01 \x01(\x08\"\xf1\x02\n\x14GetMemoryMapResponse\x12\x12\n\nblock_size\x18\x01 \x01(\x05\x12\x12\n\nnum_blocks\x18\x02 \x01(\x05\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\x05\x12\x15\n\rcached_blocks\x18\x04 \x01(\x05\x12\x19\n\x11referenced_blocks\x18\x05 \x01(\x05\x12\x17\n\x0f\x62ytes_per_block\x18\x06 \x01(\x03\x12\x18\n\x10running_requests\x18\x07 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x08 \x01(\x05\x12+\n\x08\x63ounters\x18\t \x01(\x0b\x32\x19.octavo.v1.MemoryCounters\x12\x18\n\x10swapped_requests\x18\x0b \x01(\x05\x12,\n\texecutors\x18\x14 \x03(\x0b\x32\x19.octavo.v1.ExecutorMemory\x12(\n\x07tenants\x18\x15 \x03(\x0b\x32\x17.octavo.v1.TenantMemory\"\x91\x02\n\x0e\x45xecutorMemory\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12$\n\x06\x64\x65vice\x18\x02 \x01(\x0b\x32\x14.octavo.v1.PoolState\x12\"\n\x04host\x18\x03 \x01(\x0b\x32\x14.octavo.v1.PoolState\x12\x18\n\x10running_requests\x18\x04 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x05 \x01(\x05\x12\x18\n\x10swapped_requests\x18\x06 \x01(\x05\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12!\n\x06speeds\x18\x08 \x01(\x0b\x32\x11.octavo.v1.Speeds\x12 \n\x06\x62locks\x18\t \x03(\x0b\x32\x10.octavo.v1.Block\"f\n\tPoolState\x12\x12\n\nnum_blocks\x18\x01 \x01(\x05\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\x05\x12\x15\n\rcached_blocks\x18\x03 \x01(\x05\x12\x19\n\x11referenced_blocks\x18\x04 \x01(\x05\"\xa0\x01\n\x0cTenantMemory\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x16\n\x0e\x63harged_blocks\x18\x02 \x01(\x05\x12\x15\n\rcached_blocks\x18\x03 \x01(\x05\x12\x15\n\rpinned_blocks\x18\x04 \x01(\x05\x12\x17\n\x0freserved_blocks\x18\x05 \x01(\x05\x12\x12\n\nmax_blocks\x18\x06 \x01(\x05\x12\x0e\n\x06weight\x18\x07 \x01(\x01\"\x81\x04\n\x0eMemoryCounters\x12\r\n\x05steps\x18\x01 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x03\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\x03\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x03\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x03\x12\x15\n\rcopied_blocks\x18\x06 \x01(\x03\x12\x16\n\x0e\x65victed_blocks\x18\x07 \x01(\x03\x12\x1e\n\x16peak_referenced_blocks\x18\x08 \x01(\x05\x12\x12\n\nslot_steps\x18\t \x01(\x03\x12\x1b\n\x13reserved_slot_steps\x18\n \x01(\x03\x12\x1b\n\x13internal_slot_steps\x18\x0b \x01(\x03\x12\x1b\n\x13unshared_slot_steps\x18\x0c \x01(\x03\x12\x1b\n\x13preemptions_by_swap\x18\r \x01(\x03\x12\x1a\n\x12swapped_out_blocks\x18\x0e \x01(\x03\x12\x19\n\x11swapped_in_blocks\x18\x0f \x01(\x03\x12!\n\x19host_cached_prompt_tokens\x18\x10 \x01(\x03\x12\x17\n\x0fwaiting_seconds\x18\x11 \x01(\x01\x12\x17\n\x0frunning_seconds\x18\x12 \x01(\x01\x12\x19\n\x11preempted_seconds\x18\x13 \x01(\x01\"\x97\x01\n\x05\x42lock\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\x05\x12\x1d\n\x04tier\x18\x02 \x01(\x0e\x32\x0f.octavo.v1.Tier\x12\x17\n\x0freference_count\x18\x03 \x01(\x05\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x0c\n\x04\x66ill\x18\x06 \x01(\x05\x12\x17\n\x0fidentity_prefix\x18\x07 \x01(\x0c\"A\n\x12WatchMemoryRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\x13WatchMemoryResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12\x19\n\x11num_device_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_host_blocks\x18\x04 \x01(\x05\x12 \n\x06\x62locks\x18\x05 \x03(\x0b\x32\x10.octavo.v1.Block\x12\x0f\n\x07removed\x18\x06 \x01(\x08\"8\n\x18SubscribeKvEventsRequest\x12\x1c\n\x14\x66rom_sequence_number\x18\x01 \x01(\x04\"j\n\x19SubscribeKvEventsResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x04\x12\x10\n\x08\x65xecutor\x18\x02 \x01(\t\x12\"\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x12.octavo.v1.KvEvent\"\x98\x01\n\x07KvEvent\x12(\n\x06stored\x18\x01 \x01(\x0b\x32\x16.octavo.v1.BlockStoredH\x00\x12*\n\x07removed\x18\x02 \x01(\x0b\x32\x17.octavo.v1.BlockRemovedH\x00\x12.\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1b.octavo.v1.AllBlocksClearedH\x00\x42\x07\n\x05\x65vent\"j\n\x0b\x42lockStored\x12\x10\n\x08identity\x18\x01 \x01(\x0c\x12\x17\n\x0fparent_identity\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x1d\n\x04tier\x18\x04 \x01(\x0e\x32\x0f.octavo.v1.Tier\"?\n\x0c\x42lockRemoved\x12\x10\n\x08identity\x18\x01 \x01(\x0c\x12\x1d\n\x04tier\x18\x02 \x01(\x0e\x32\x0f.octavo.v1.Tier\"\x12\n\x10\x41llBlocksCleared\"%\n\x12\x41\x64\x64\x45xecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x15\n\x13\x41\x64\x64\x45xecutorResponse\"\'\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x17\n\x15\x44rainExecutorResponse\".\n\x0cUnpinRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06pin_id\x18\x02 \x01(\t\"\x0f\n\rUnpinResponse\"\'\n\x15ListTenantPinsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"6\n\x16ListTenantPinsResponse\x12\x1c\n\x04pins\x18\x01 \x03(\x0b\x32\x0e.octavo.v1.Pin*<\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x32\x8d\x05\n\x10KVManagerService\x12\x41\n\x06\x41ttach\x12\x18.octavo.v1.AttachRequest\x1a\x19.octavo.v1.AttachResponse(\x01\x30\x01\x12O\n\x0cGetMemoryMap\x12\x1e.octavo.v1.GetMemoryMapRequest\x1a\x1f.octavo.v1.GetMemoryMapResponse\x12N\n\x0bWatchMemory\x12\x1d.octavo.v1.WatchMemoryRequest\x1a\x1e.octavo.v1.WatchMemoryResponse0\x01\x12`\n\x11SubscribeKvEvents\x12#.octavo.v1.SubscribeKvEventsRequest\x1a$.octavo.v1.SubscribeKvEventsResponse0\x01\x12L\n\x0b\x41\x64\x64\x45xecutor\x12\x1d.octavo.v1.AddExecutorRequest\x1a\x1e.octavo.v1.AddExecutorResponse\x12R\n\rDrainExecutor\x12\x1f.octavo.v1.DrainExecutorRequest\x1a .octavo.v1.DrainExecutorResponse\x12:\n\x05Unpin\x12\x17.octavo.v1.UnpinRequest\x1a\x18.octavo.v1.UnpinResponse\x12U\n\x0eListTenantPins\x12 .octavo.v1.ListTenantPinsRequest\x1a!.octavo.v1.ListTenantPinsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.kvmanager_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTACHREQUEST']._serialized_start=91
-  _globals['_ATTACHREQUEST']._serialized_end=184
-  _globals['_SUBMISSION']._serialized_start=187
-  _globals['_SUBMISSION']._serialized_end=471
-  _globals['_ABORT']._serialized_start=473
-  _globals['_ABORT']._serialized_end=544
-  _globals['_ATTACHRESPONSE']._serialized_start=547
-  _globals['_ATTACHRESPONSE']._serialized_end=686
-  _globals['_BACKENDSTATE']._serialized_start=688
-  _globals['_BACKENDSTATE']._serialized_end=765
-  _globals['_SEQUENCEUPDATE']._serialized_start=768
-  _globals['_SEQUENCEUPDATE']._serialized_end=953
-  _globals['_REQUESTEND']._serialized_start=955
-  _globals['_REQUESTEND']._serialized_end=1071
-  _globals['_REQUESTERROR']._serialized_start=1073
-  _globals['_REQUESTERROR']._serialized_end=1173
-  _globals['_GETMEMORYMAPREQUEST']._serialized_start=1175
-  _globals['_GETMEMORYMAPREQUEST']._serialized_end=1220
-  _globals['_GETMEMORYMAPRESPONSE']._serialized_start=1223
-  _globals['_GETMEMORYMAPRESPONSE']._serialized_end=1512
-  _globals['_MEMORYCOUNTERS']._serialized_start=1515
-  _globals['_MEMORYCOUNTERS']._serialized_end=1803
-  _globals['_BLOCK']._serialized_start=1805
-  _globals['_BLOCK']._serialized_end=1853
-  _globals['_KVMANAGERSERVICE']._serialized_start=1856
-  _globals['_KVMANAGERSERVICE']._serialized_end=2022
+  _globals['_TIER']._serialized_start=4431
+  _globals['_TIER']._serialized_end=4491
+  _globals['_ATTACHREQUEST']._serialized_start=149
+  _globals['_ATTACHREQUEST']._serialized_end=242
+  _globals['_SUBMISSION']._serialized_start=245
+  _globals['_SUBMISSION']._serialized_end=690
+  _globals['_SCOPESPAN']._serialized_start=692
+  _globals['_SCOPESPAN']._serialized_end=772
+  _globals['_BEAMSEARCH']._serialized_start=774
+  _globals['_BEAMSEARCH']._serialized_end=875
+  _globals['_PINORDER']._serialized_start=877
+  _globals['_PINORDER']._serialized_end=919
+  _globals['_ABORT']._serialized_start=921
+  _globals['_ABORT']._serialized_end=992
+  _globals['_ATTACHRESPONSE']._serialized_start=995
+  _globals['_ATTACHRESPONSE']._serialized_end=1173
+  _globals['_PROGRESS']._serialized_start=1175
+  _globals['_PROGRESS']._serialized_end=1246
+  _globals['_BACKENDSTATE']._serialized_start=1248
+  _globals['_BACKENDSTATE']._serialized_end=1325
+  _globals['_SEQUENCEUPDATE']._serialized_start=1328
+  _globals['_SEQUENCEUPDATE']._serialized_end=1543
+  _globals['_REQUESTEND']._serialized_start=1545
+  _globals['_REQUESTEND']._serialized_end=1661
+  _globals['_REQUESTERROR']._serialized_start=1663
+  _globals['_REQUESTERROR']._serialized_end=1763
+  _globals['_GETMEMORYMAPREQUEST']._serialized_start=1765
+  _globals['_GETMEMORYMAPREQUEST']._serialized_end=1810
+  _globals['_GETMEMORYMAPRESPONSE']._serialized_start=1813
+  _globals['_GETMEMORYMAPRESPONSE']._serialized_end=2182
+  _globals['_EXECUTORMEMORY']._serialized_start=2185
+  _globals['_EXECUTORMEMORY']._serialized_end=2458
+  _globals['_POOLSTATE']._serialized_start=2460
+  _globals['_POOLSTATE']._serialized_end=2562
+  _globals['_TENANTMEMORY']._serialized_start=2565
+  _globals['_TENANTMEMORY']._serialized_end=2725
+  _globals['_MEMORYCOUNTERS']._serialized_start=2728
+  _globals['_MEMORYCOUNTERS']._serialized_end=3241
+  _globals['_BLOCK']._serialized_start=3244
+  _globals['_BLOCK']._serialized_end=3395
+  _globals['_WATCHMEMORYREQUEST']._serialized_start=3397
+  _globals['_WATCHMEMORYREQUEST']._serialized_end=3462
+  _globals['_WATCHMEMORYRESPONSE']._serialized_start=3465
+  _globals['_WATCHMEMORYRESPONSE']._serialized_end=3625
+  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_start=3627
+  _globals['_SUBSCRIBEKVEVENTSREQUEST']._serialized_end=3683
+  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_start=3685
+  _globals['_SUBSCRIBEKVEVENTSRESPONSE']._serialized_end=3791
+  _globals['_KVEVENT']._serialized_start=3794
+  _globals['_KVEVENT']._serialized_end=3946
+  _globals['_BLOCKSTORED']._serialized_start=3948
+  _globals['_BLOCKSTORED']._serialized_end=4054
+  _globals['_BLOCKREMOVED']._serialized_start=4056
+  _globals['_BLOCKREMOVED']._serialized_end=4119
+  _globals['_ALLBLOCKSCLEARED']._serialized_start=4121
+  _globals['_ALLBLOCKSCLEARED']._serialized_end=4139
+  _globals['_ADDEXECUTORREQUEST']._serialized_start=4141
+  _globals['_ADDEXECUTORREQUEST']._serialized_end=4178
+  _globals['_ADDEXECUTORRESPONSE']._serialized_start=4180
+  _globals['_ADDEXECUTORRESPONSE']._serialized_end=4201
+  _globals['_DRAINEXECUTORREQUEST']._serialized_start=4203
+  _globals['_DRAINEXECUTORREQUEST']._serialized_end=4242
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=4244
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=4267
+  _globals['_UNPINREQUEST']._serialized_start=4269
+  _globals['_UNPINREQUEST']._serialized_end=4315
+  _globals['_UNPINRESPONSE']._serialized_start=4317
+  _globals['_UNPINRESPONSE']._serialized_end=4332
+  _globals['_LISTTENANTPINSREQUEST']._serialized_start=4334
+  _globals['_LISTTENANTPINSREQUEST']._serialized_end=4373
+  _globals['_LISTTENANTPINSRESPONSE']._serialized_start=4375
+  _globals['_LISTTENANTPINSRESPONSE']._serialized_end=4429
+  _globals['_KVMANAGERSERVICE']._serialized_start=4494
+  _globals['_KVMANAGERSERVICE']._serialized_end=5147
 # @@protoc_insertion_point(module_scope)

@@ -1,12 +1,26 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
 from octavo.v1 import common_pb2 as _common_pb2
+from octavo.v1 import executor_pb2 as _executor_pb2
 from octavo.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_DEVICE: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+TIER_UNSPECIFIED: Tier
+TIER_DEVICE: Tier
+TIER_HOST: Tier
 
 class AttachRequest(_message.Message):
     __slots__ = ("submissions", "aborts")
@@ -17,11 +31,11 @@ class AttachRequest(_message.Message):
     def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[Abort, _Mapping]]] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "salt", "n", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "timeout_us", "trace", "tenant")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "spans", "n", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "timeout_us", "trace", "tenant", "priority", "best_of", "beam_search", "report_progress", "pin")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    SALT_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -30,10 +44,15 @@ class Submission(_message.Message):
     TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    BEST_OF_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    REPORT_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
-    salt: bytes
+    spans: _containers.RepeatedCompositeFieldContainer[ScopeSpan]
     n: int
     max_tokens: int
     min_tokens: int
@@ -42,7 +61,42 @@ class Submission(_message.Message):
     timeout_us: int
     trace: _common_pb2.TraceContext
     tenant: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., timeout_us: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    priority: int
+    best_of: int
+    beam_search: BeamSearch
+    report_progress: bool
+    pin: PinOrder
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[ScopeSpan, _Mapping]]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., timeout_us: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., report_progress: _Optional[bool] = ..., pin: _Optional[_Union[PinOrder, _Mapping]] = ...) -> None: ...
+
+class ScopeSpan(_message.Message):
+    __slots__ = ("num_tokens", "salt", "narrowness", "owner")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    NARROWNESS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    salt: bytes
+    narrowness: int
+    owner: str
+    def __init__(self, num_tokens: _Optional[int] = ..., salt: _Optional[bytes] = ..., narrowness: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class BeamSearch(_message.Message):
+    __slots__ = ("width", "length_penalty", "early_stopping")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    early_stopping: _common_pb2.EarlyStopping
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[_common_pb2.EarlyStopping, str]] = ...) -> None: ...
+
+class PinOrder(_message.Message):
+    __slots__ = ("pin_id", "ttl_us")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_US_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    ttl_us: int
+    def __init__(self, pin_id: _Optional[str] = ..., ttl_us: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("handle", "sequence_index")
@@ -53,14 +107,24 @@ class Abort(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., sequence_index: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("backend", "updates", "ends")
+    __slots__ = ("backend", "updates", "ends", "progress")
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     backend: BackendState
     updates: _containers.RepeatedCompositeFieldContainer[SequenceUpdate]
     ends: _containers.RepeatedCompositeFieldContainer[RequestEnd]
-    def __init__(self, backend: _Optional[_Union[BackendState, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[SequenceUpdate, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[Progress]
+    def __init__(self, backend: _Optional[_Union[BackendState, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[SequenceUpdate, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("handle", "prefill")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    prefill: _inference_pb2.PrefillProgress
+    def __init__(self, handle: _Optional[int] = ..., prefill: _Optional[_Union[_inference_pb2.PrefillProgress, _Mapping]] = ...) -> None: ...
 
 class BackendState(_message.Message):
     __slots__ = ("ready", "model", "epoch")
@@ -73,20 +137,22 @@ class BackendState(_message.Message):
     def __init__(self, ready: _Optional[bool] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SequenceUpdate(_message.Message):
-    __slots__ = ("handle", "sequence_index", "position", "token_ids", "logprobs", "finish_reason")
+    __slots__ = ("handle", "sequence_index", "position", "token_ids", "logprobs", "finish_reason", "score")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     sequence_index: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
     finish_reason: _common_pb2.FinishReason
-    def __init__(self, handle: _Optional[int] = ..., sequence_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
+    score: float
+    def __init__(self, handle: _Optional[int] = ..., sequence_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class RequestEnd(_message.Message):
     __slots__ = ("handle", "usage", "error")
@@ -119,7 +185,7 @@ class GetMemoryMapRequest(_message.Message):
     def __init__(self, include_blocks: _Optional[bool] = ...) -> None: ...
 
 class GetMemoryMapResponse(_message.Message):
-    __slots__ = ("block_size", "num_blocks", "free_blocks", "cached_blocks", "referenced_blocks", "bytes_per_block", "running_requests", "waiting_requests", "counters", "blocks")
+    __slots__ = ("block_size", "num_blocks", "free_blocks", "cached_blocks", "referenced_blocks", "bytes_per_block", "running_requests", "waiting_requests", "counters", "swapped_requests", "executors", "tenants")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -129,7 +195,9 @@ class GetMemoryMapResponse(_message.Message):
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_blocks: int
     free_blocks: int
@@ -139,11 +207,65 @@ class GetMemoryMapResponse(_message.Message):
     running_requests: int
     waiting_requests: int
     counters: MemoryCounters
+    swapped_requests: int
+    executors: _containers.RepeatedCompositeFieldContainer[ExecutorMemory]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantMemory]
+    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., counters: _Optional[_Union[MemoryCounters, _Mapping]] = ..., swapped_requests: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[ExecutorMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantMemory, _Mapping]]] = ...) -> None: ...
+
+class ExecutorMemory(_message.Message):
+    __slots__ = ("executor", "device", "host", "running_requests", "waiting_requests", "swapped_requests", "draining", "speeds", "blocks")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    device: PoolState
+    host: PoolState
+    running_requests: int
+    waiting_requests: int
+    swapped_requests: int
+    draining: bool
+    speeds: _executor_pb2.Speeds
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
-    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., counters: _Optional[_Union[MemoryCounters, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ...) -> None: ...
+    def __init__(self, executor: _Optional[str] = ..., device: _Optional[_Union[PoolState, _Mapping]] = ..., host: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., draining: _Optional[bool] = ..., speeds: _Optional[_Union[_executor_pb2.Speeds, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ...) -> None: ...
+
+class PoolState(_message.Message):
+    __slots__ = ("num_blocks", "free_blocks", "cached_blocks", "referenced_blocks")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    referenced_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ...) -> None: ...
+
+class TenantMemory(_message.Message):
+    __slots__ = ("owner", "charged_blocks", "cached_blocks", "pinned_blocks", "reserved_blocks", "max_blocks", "weight")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    CHARGED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    charged_blocks: int
+    cached_blocks: int
+    pinned_blocks: int
+    reserved_blocks: int
+    max_blocks: int
+    weight: float
+    def __init__(self, owner: _Optional[str] = ..., charged_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., max_blocks: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class MemoryCounters(_message.Message):
-    __slots__ = ("steps", "prompt_tokens", "cached_prompt_tokens", "generated_tokens", "preemptions", "copied_blocks", "evicted_blocks", "peak_referenced_blocks", "slot_steps", "reserved_slot_steps", "internal_slot_steps")
+    __slots__ = ("steps", "prompt_tokens", "cached_prompt_tokens", "generated_tokens", "preemptions", "copied_blocks", "evicted_blocks", "peak_referenced_blocks", "slot_steps", "reserved_slot_steps", "internal_slot_steps", "unshared_slot_steps", "preemptions_by_swap", "swapped_out_blocks", "swapped_in_blocks", "host_cached_prompt_tokens", "waiting_seconds", "running_seconds", "preempted_seconds")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +277,14 @@ class MemoryCounters(_message.Message):
     SLOT_STEPS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_SLOT_STEPS_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_SLOT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    UNSHARED_SLOT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_BY_SWAP_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     steps: int
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -166,12 +296,146 @@ class MemoryCounters(_message.Message):
     slot_steps: int
     reserved_slot_steps: int
     internal_slot_steps: int
-    def __init__(self, steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., peak_referenced_blocks: _Optional[int] = ..., slot_steps: _Optional[int] = ..., reserved_slot_steps: _Optional[int] = ..., internal_slot_steps: _Optional[int] = ...) -> None: ...
+    unshared_slot_steps: int
+    preemptions_by_swap: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    host_cached_prompt_tokens: int
+    waiting_seconds: float
+    running_seconds: float
+    preempted_seconds: float
+    def __init__(self, steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., peak_referenced_blocks: _Optional[int] = ..., slot_steps: _Optional[int] = ..., reserved_slot_steps: _Optional[int] = ..., internal_slot_steps: _Optional[int] = ..., unshared_slot_steps: _Optional[int] = ..., preemptions_by_swap: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., host_cached_prompt_tokens: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., running_seconds: _Optional[float] = ..., preempted_seconds: _Optional[float] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("reference_count", "cached")
+    __slots__ = ("block_id", "tier", "reference_count", "cached", "owner", "fill", "identity_prefix")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    FILL_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    block_id: int
+    tier: Tier
     reference_count: int
     cached: bool
-    def __init__(self, reference_count: _Optional[int] = ..., cached: _Optional[bool] = ...) -> None: ...
+    owner: str
+    fill: int
+    identity_prefix: bytes
+    def __init__(self, block_id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., reference_count: _Optional[int] = ..., cached: _Optional[bool] = ..., owner: _Optional[str] = ..., fill: _Optional[int] = ..., identity_prefix: _Optional[bytes] = ...) -> None: ...
+
+class WatchMemoryRequest(_message.Message):
+    __slots__ = ("interval",)
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    interval: _duration_pb2.Duration
+    def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchMemoryResponse(_message.Message):
+    __slots__ = ("executor", "snapshot", "num_device_blocks", "num_host_blocks", "blocks", "removed")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    snapshot: bool
+    num_device_blocks: int
+    num_host_blocks: int
+    blocks: _containers.RepeatedCompositeFieldContainer[Block]
+    removed: bool
+    def __init__(self, executor: _Optional[str] = ..., snapshot: _Optional[bool] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., removed: _Optional[bool] = ...) -> None: ...
+
+class SubscribeKvEventsRequest(_message.Message):
+    __slots__ = ("from_sequence_number",)
+    FROM_SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    from_sequence_number: int
+    def __init__(self, from_sequence_number: _Optional[int] = ...) -> None: ...
+
+class SubscribeKvEventsResponse(_message.Message):
+    __slots__ = ("sequence_number", "executor", "events")
+    SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    sequence_number: int
+    executor: str
+    events: _containers.RepeatedCompositeFieldContainer[KvEvent]
+    def __init__(self, sequence_number: _Optional[int] = ..., executor: _Optional[str] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+
+class KvEvent(_message.Message):
+    __slots__ = ("stored", "removed", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: BlockStored
+    removed: BlockRemoved
+    cleared: AllBlocksCleared
+    def __init__(self, stored: _Optional[_Union[BlockStored, _Mapping]] = ..., removed: _Optional[_Union[BlockRemoved, _Mapping]] = ..., cleared: _Optional[_Union[AllBlocksCleared, _Mapping]] = ...) -> None: ...
+
+class BlockStored(_message.Message):
+    __slots__ = ("identity", "parent_identity", "token_ids", "tier")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    identity: bytes
+    parent_identity: bytes
+    token_ids: bytes
+    tier: Tier
+    def __init__(self, identity: _Optional[bytes] = ..., parent_identity: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+
+class BlockRemoved(_message.Message):
+    __slots__ = ("identity", "tier")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    identity: bytes
+    tier: Tier
+    def __init__(self, identity: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+
+class AllBlocksCleared(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AddExecutorRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class AddExecutorResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainExecutorRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class DrainExecutorResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("tenant", "pin_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    pin_id: str
+    def __init__(self, tenant: _Optional[str] = ..., pin_id: _Optional[str] = ...) -> None: ...
+
+class UnpinResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTenantPinsRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class ListTenantPinsResponse(_message.Message):
+    __slots__ = ("pins",)
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    pins: _containers.RepeatedCompositeFieldContainer[_inference_pb2.Pin]
+    def __init__(self, pins: _Optional[_Iterable[_Union[_inference_pb2.Pin, _Mapping]]] = ...) -> None: ...

@@ -46,6 +46,36 @@ class KVManagerServiceStub:
                 request_serializer=octavo_dot_v1_dot_kvmanager__pb2.GetMemoryMapRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.GetMemoryMapResponse.FromString,
                 _registered_method=True)
+        self.WatchMemory = channel.unary_stream(
+                '/octavo.v1.KVManagerService/WatchMemory',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.WatchMemoryRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.WatchMemoryResponse.FromString,
+                _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/octavo.v1.KVManagerService/SubscribeKvEvents',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.SubscribeKvEventsResponse.FromString,
+                _registered_method=True)
+        self.AddExecutor = channel.unary_unary(
+                '/octavo.v1.KVManagerService/AddExecutor',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.AddExecutorRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.AddExecutorResponse.FromString,
+                _registered_method=True)
+        self.DrainExecutor = channel.unary_unary(
+                '/octavo.v1.KVManagerService/DrainExecutor',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.DrainExecutorRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.DrainExecutorResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/octavo.v1.KVManagerService/Unpin',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.ListTenantPins = channel.unary_unary(
+                '/octavo.v1.KVManagerService/ListTenantPins',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsResponse.FromString,
+                _registered_method=True)
 
 
 class KVManagerServiceServicer:
@@ -67,6 +97,47 @@ class KVManagerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchMemory(self, request, context):
+        """The physical map as it changes: all blocks first, then only those that changed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubscribeKvEvents(self, request, context):
+        """What enters and leaves the prefix caches, for routers outside. Initial metadata is sent at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddExecutor(self, request, context):
+        """Adds a replica of the model at run time. Returns when it has been taken into the list; it joins when it answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainExecutor(self, request, context):
+        """Gives an executor no new requests, moves those that wait, lets those that run finish, and removes it. Returns then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """NOT_FOUND: the tenant has no such pin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenantPins(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +150,36 @@ def add_KVManagerServiceServicer_to_server(servicer, server):
                     servicer.GetMemoryMap,
                     request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.GetMemoryMapRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_kvmanager__pb2.GetMemoryMapResponse.SerializeToString,
+            ),
+            'WatchMemory': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchMemory,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.WatchMemoryRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.WatchMemoryResponse.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.SubscribeKvEventsResponse.SerializeToString,
+            ),
+            'AddExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddExecutor,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.AddExecutorRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.AddExecutorResponse.SerializeToString,
+            ),
+            'DrainExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainExecutor,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.DrainExecutorRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.DrainExecutorResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.UnpinRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.UnpinResponse.SerializeToString,
+            ),
+            'ListTenantPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenantPins,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +238,168 @@ class KVManagerService:
             '/octavo.v1.KVManagerService/GetMemoryMap',
             octavo_dot_v1_dot_kvmanager__pb2.GetMemoryMapRequest.SerializeToString,
             octavo_dot_v1_dot_kvmanager__pb2.GetMemoryMapResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/WatchMemory',
+            octavo_dot_v1_dot_kvmanager__pb2.WatchMemoryRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.WatchMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/SubscribeKvEvents',
+            octavo_dot_v1_dot_kvmanager__pb2.SubscribeKvEventsRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.SubscribeKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/AddExecutor',
+            octavo_dot_v1_dot_kvmanager__pb2.AddExecutorRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.AddExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/DrainExecutor',
+            octavo_dot_v1_dot_kvmanager__pb2.DrainExecutorRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.DrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/Unpin',
+            octavo_dot_v1_dot_kvmanager__pb2.UnpinRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenantPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/ListTenantPins',
+            octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsResponse.FromString,
             options,
             channel_credentials,
             insecure,

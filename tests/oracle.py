@@ -16,13 +16,10 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from kvmanager.beam_search import BeamSearch, Hypothesis
+from kvmanager.spec import BeamParams
 from kvmanager.step import NewSequence, StepBatch, StepResult
-
-if TYPE_CHECKING:
-    from kvmanager.beam_search import Hypothesis
-    from kvmanager.spec import BeamParams
 
 VOCAB_SIZE = 50
 
@@ -104,8 +101,6 @@ def expected_beams(
     prompt: list[int], seed: object, params: BeamParams, max_tokens: int, stop: frozenset[int], n: int
 ) -> list[Hypothesis]:
     """The n best hypotheses of a beam search, run without any blocks."""
-    from kvmanager.beam_search import BeamSearch
-
     search = BeamSearch(params, max_tokens, stop)
     outputs: list[list[int]] = [[]]
     while outputs:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
 import pytest
 
+from kvmanager.spec import BeamParams
 from kvmanager.step import NewSequence, StepBatch, StepResult
 from tests.oracle import (
     VOCAB_SIZE,
     Oracle,
+    expected_beams,
     expected_best_of,
     expected_output,
     most_likely,
@@ -129,6 +132,16 @@ def test_best_of_returns_the_most_likely_sequences() -> None:
     assert sorted(each.token_ids for each in everything) == sorted(outputs)
     assert best == everything[:2]
     assert [each.score for each in everything] == sorted((each.score for each in everything), reverse=True)
+
+
+def test_wide_enough_beams_find_the_most_likely_output() -> None:
+    def score(output: tuple[int, ...]) -> float:
+        return sum(next_logprobs([*PROMPT, *output[:i]], "seed")[token] for i, token in enumerate(output))
+
+    everything = sorted(itertools.product(range(VOCAB_SIZE), repeat=2), key=score, reverse=True)
+    beams = expected_beams(PROMPT, "seed", BeamParams(VOCAB_SIZE, length_penalty=0.0), 2, frozenset(), n=3)
+    assert [tuple(beam.token_ids) for beam in beams] == everything[:3]
+    assert [beam.score for beam in beams] == pytest.approx([score(output) for output in everything[:3]])
 
 
 # What it refuses

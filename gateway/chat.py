@@ -6,6 +6,7 @@ sandboxed Jinja with trimmed blocks, loop controls, ``tojson``, ``raise_exceptio
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -37,43 +38,85 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], now: Callable[[], datetime]) -> None:
         self._special_tokens = dict(special_tokens)
+        self._now = now
         self._template: jinja2.Template | None = None
         if source is None:
             return
         try:
-            self._template = _environment(now).from_string(source)
+            self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(self, messages: Sequence[ChatMessage], field: str = FIELD) -> str:
         """The conversation as text, up to where the model's answer begins.
 
         The text already holds the special tokens: it is encoded without adding any.
 
+        Args:
+            messages: The conversation.
+            field: Where the request holds it, for the error.
+
         Raises:
             InvalidArgument: The model has no template, or its template refuses this conversation.
         """
+        return self.render_with_borders(messages, (), field)[0]
+
+    def render_with_borders(
+        self, messages: Sequence[ChatMessage], counts: Sequence[int], field: str = FIELD
+    ) -> tuple[str, list[int]]:
+        """The conversation as text, and how much of it certainly comes from its first messages alone.
+
+        That is as far as the text agrees with the first messages rendered by themselves. So what a template writes
+        behind a message belongs to that message, and what it writes ahead of one to the latter. Where a template
+        refuses the first messages by themselves, nothing is certain.
+
+        Args:
+            messages: The conversation.
+            counts: Numbers of first messages.
+            field: Where the request holds the conversation, for the error.
+
+        Returns:
+            The text, and for each count a number of characters.
+
+        Raises:
+            InvalidArgument: As of `render`.
+        """
         if self._template is None:
-            raise InvalidArgument(FIELD, "the model has no chat template; send prompt.text or prompt.tokens")
+            raise InvalidArgument(field, "the model has no chat template; send text or token ids")
+        # The same moment in all of them.
+        now = functools.cache(self._now)
         try:
-            return self._template.render(
-                **self._special_tokens,
-                messages=[{"role": message.role, "content": message.content} for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-            )
+            text = self._render(messages, now, answer_follows=True)
         except Exception as error:  # a template may raise anything, and it is always about this conversation
-            raise InvalidArgument(FIELD, f"the model's chat template refuses the messages: {error}") from error
+            raise InvalidArgument(field, f"the model's chat template refuses the messages: {error}") from error
+        return text, [self._agreement(text, messages[:count], now) for count in counts]
+
+    def _agreement(self, text: str, first_messages: Sequence[ChatMessage], now: Callable[[], datetime]) -> int:
+        try:
+            alone = self._render(first_messages, now, answer_follows=False)
+        except Exception:  # as above
+            return 0
+        pairs = enumerate(zip(text, alone, strict=False))
+        return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(text), len(alone)))
+
+    def _render(self, messages: Sequence[ChatMessage], now: Callable[[], datetime], *, answer_follows: bool) -> str:
+        assert self._template is not None
+        return self._template.render(
+            **self._special_tokens,
+            messages=[{"role": message.role, "content": message.content} for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=answer_follows,
+            strftime_now=lambda form: now().strftime(form),
+        )
 
 
-def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
+def _environment() -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
     return environment
 
 

@@ -23,6 +23,10 @@ class NotFound(RequestError):
     """A field names something that does not exist here."""
 
 
+class PermissionDenied(RequestError):
+    """A field asks for something that this caller may not have."""
+
+
 class TokenizerError(Exception):
     """A tokenizer that cannot be used: a broken file or a kind that is not supported."""
 

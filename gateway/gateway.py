@@ -7,30 +7,23 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from gateway.chat import ChatTemplate
 from gateway.detokenizer import DetokenizerFactory
 from gateway.errors import InvalidArgument, NotFound
 from gateway.output import RequestOutput, SequenceOutput
-from gateway.request import (
-    GenerationRequest,
-    ModelLimits,
-    PreparedRequest,
-    Prompt,
-    ResolvedSampling,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
-from gateway.scope import DEFAULT_TENANT, tenant_salt
+from gateway.prepared import BeamSearch, ModelLimits, PinOrder, PreparedRequest, ResolvedSampling
+from gateway.prompt_encoder import PromptEncoder
+from gateway.request import EarlyStopping, GenerationRequest, PinRequest, Prompt, SamplingParams
+from gateway.sampling_checks import check_sampling
+from gateway.scope import CacheScope, Identity, RequestScopes, ScopeSpan
+from gateway.scope_spans import check_reusable, narrowing, scope_spans
 from gateway.stop_strings import StopMatcher, StopPattern
 from gateway.tokenizer import Tokenizer
 from gateway.validation import (
     check_length,
-    check_prompt,
+    check_priority,
     check_request_id,
-    check_sampling,
     check_timeout,
-    check_token_ids,
+    check_ttl,
     prompt_field,
 )
 
@@ -44,7 +37,7 @@ class Gateway:
         tokenizer: The model's.
         model_name: What clients call the model.
         now: The clock that chat templates see.
-        random_bits: Gives so many random bits; behind seeds and request ids that the client left out.
+        random_bits: Gives so many random bits; behind pin ids, scopes of single requests, and what clients leave out.
 
     Raises:
         TokenizerError: The model's chat template does not parse, or its decoder is not supported.
@@ -61,10 +54,10 @@ class Gateway:
         self.tokenizer = tokenizer
         self.model_name = model_name
         self._random_bits = random_bits
-        self._chat_template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, now)
+        self._prompts = PromptEncoder(tokenizer, now)
         self._detokenizers = DetokenizerFactory(tokenizer)
 
-    def prepare(self, request: GenerationRequest, limits: ModelLimits) -> PreparedRequest:
+    def prepare(self, request: GenerationRequest, limits: ModelLimits, identity: Identity) -> PreparedRequest:
         """Checks a request and fills in what the client left out.
 
         Takes time in proportion to the prompt's length, most of it in the tokenizer and outside Python's lock.
@@ -72,41 +65,90 @@ class Gateway:
         Raises:
             InvalidArgument: A field is wrong.
             NotFound: The model is not served here.
+            PermissionDenied: The caller has not joined a shared namespace that it names.
         """
         self._check_model(request.model)
         check_request_id(request.request_id)
         check_timeout(request.timeout)
+        check_priority(request.priority)
         sampling = request.sampling
         check_sampling(sampling, limits)
-        if request.prompt is None:
-            raise InvalidArgument("prompt", "is missing")
-        prompt_token_ids = self._encode(request.prompt, limits)
-        check_length(prompt_field(request.prompt), len(prompt_token_ids), sampling, limits)
+        token_ids, spans = self._encode(request.prompt, request.scope, limits, identity)
+        check_length(_field(request.prompt), len(token_ids), sampling, limits)
+        kept = _or_default(sampling.n, 1)
+        best_of = _or_default(sampling.best_of, kept)
+        # The backend knows nothing of stop strings, so it can't tell where the sequences that it would rank end.
+        ranked_here = best_of > kept and bool(sampling.stop)
         return PreparedRequest(
             request_id=request.request_id or f"{self._random_bits(128):032x}",
             model=self.model_name,
-            tenant=DEFAULT_TENANT,
-            salt=tenant_salt(DEFAULT_TENANT),
-            prompt_token_ids=prompt_token_ids,
-            n=_or_default(sampling.n, 1),
+            tenant=identity.tenant,
+            prompt_token_ids=token_ids,
+            spans=spans,
+            n=best_of if ranked_here else kept,
+            best_of=0 if ranked_here or best_of == kept else best_of,
+            beam=_beam_search(sampling),
+            kept=kept,
+            shows_logprobs=sampling.logprobs is not None,
             max_tokens=_or_default(sampling.max_tokens, 0),
             min_tokens=_or_default(sampling.min_tokens, 0),
             stop_token_ids=self._stop_token_ids(sampling, limits),
-            sampling=self._resolve(sampling),
-            timeout_us=0 if request.timeout is None else max(1, round(request.timeout * 1_000_000)),
+            sampling=self._resolve(sampling, ranked_here),
+            timeout_us=_timeout_us(request.timeout),
+            priority=request.priority,
+            report_progress=request.report_progress,
+        )
+
+    def prepare_pin(self, request: PinRequest, limits: ModelLimits, identity: Identity) -> PreparedRequest:
+        """Checks a request to keep a prompt resident, and chooses the pin's id.
+
+        Raises:
+            InvalidArgument: A field is wrong, the prompt fills no block, or only this request could reuse it.
+            NotFound: The model is not served here.
+            PermissionDenied: The caller has not joined a shared namespace that it names.
+        """
+        self._check_model(request.model)
+        check_timeout(request.timeout)
+        check_ttl(request.ttl)
+        assert request.ttl is not None
+        check_reusable(request.prompt, request.scope)
+        token_ids, spans = self._encode(request.prompt, request.scope, limits, identity)
+        field, sampling = _field(request.prompt), SamplingParams()
+        check_length(field, len(token_ids), sampling, limits)
+        if len(token_ids) < limits.block_size:
+            message = f"has {len(token_ids)} tokens; only full blocks are kept, which have {limits.block_size}"
+            raise InvalidArgument(field, message)
+        pin_id = f"{self._random_bits(128):032x}"
+        return PreparedRequest(
+            request_id=pin_id,
+            model=self.model_name,
+            tenant=identity.tenant,
+            prompt_token_ids=token_ids,
+            spans=spans,
+            n=1,
+            best_of=0,
+            beam=None,
+            kept=1,
+            shows_logprobs=False,
+            max_tokens=1,
+            min_tokens=0,
+            stop_token_ids=(),
+            sampling=self._resolve(sampling, ranked_here=False),
+            timeout_us=_timeout_us(request.timeout),
+            priority=0,
+            report_progress=False,
+            pin=PinOrder(pin_id, round(request.ttl * 1_000_000)),
         )
 
     def tokenize(self, prompt: Prompt | None, limits: ModelLimits, model: str = "") -> list[int]:
-        """The token ids of a prompt, however many they are.
+        """The token ids of a prompt, however many they are. Scopes play no part in it.
 
         Raises:
             InvalidArgument: The prompt is missing, empty or not acceptable.
             NotFound: The model is not served here.
         """
         self._check_model(model)
-        if prompt is None:
-            raise InvalidArgument("prompt", "is missing")
-        return self._encode(prompt, limits)
+        return self._prompts.encode(prompt, limits)[0]
 
     def output(self, request: PreparedRequest) -> RequestOutput:
         """Where the tokens that the backend sends for a request become text."""
@@ -126,46 +168,54 @@ class Gateway:
         if model not in ("", self.model_name):
             raise NotFound("model", f"{model!r} is not served here, only {self.model_name!r} is")
 
-    def _encode(self, prompt: Prompt, limits: ModelLimits) -> list[int]:
-        check_prompt(prompt)
-        if isinstance(prompt, TokenPrompt):
-            check_token_ids(prompt.token_ids, "prompt.tokens.token_ids", limits.vocab_size)
-            return list(prompt.token_ids)
-        field = prompt_field(prompt)
-        if isinstance(prompt, TextPrompt):
-            token_ids = self._encode_text(prompt.text, field, add_special_tokens=True)
-        else:
-            # The template has written the special tokens already.
-            token_ids = self._encode_text(self._chat_template.render(prompt.messages), field, add_special_tokens=False)
-        if not token_ids:
-            raise InvalidArgument(field, "has no tokens")
-        if max(token_ids) >= limits.vocab_size:
-            raise InvalidArgument(field, f"has token {max(token_ids)}; the model's go to {limits.vocab_size - 1}")
-        return token_ids
-
-    def _encode_text(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(field, "is not valid Unicode text") from error
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def _encode(
+        self, prompt: Prompt | None, stated: CacheScope, limits: ModelLimits, identity: Identity
+    ) -> tuple[list[int], tuple[ScopeSpan, ...]]:
+        """A prompt's token ids and their scopes."""
+        narrowed = narrowing(prompt, stated, RequestScopes(identity, self._random_bits))
+        token_ids, counts = self._prompts.encode(prompt, limits, [start for start, _ in narrowed[1:]])
+        return token_ids, scope_spans(narrowed, counts, len(token_ids))
 
     def _stop_token_ids(self, sampling: SamplingParams, limits: ModelLimits) -> tuple[int, ...]:
         """The client's stop tokens and the model's own, each once."""
         own = () if sampling.ignore_eos else self.tokenizer.eos_token_ids
         return tuple(dict.fromkeys([*sampling.stop_token_ids, *(token for token in own if token < limits.vocab_size)]))
 
-    def _resolve(self, sampling: SamplingParams) -> ResolvedSampling:
+    def _resolve(self, sampling: SamplingParams, ranked_here: bool) -> ResolvedSampling:
         return ResolvedSampling(
             temperature=_or_default(sampling.temperature, 1.0),
             top_p=_or_default(sampling.top_p, 1.0),
             top_k=_or_default(sampling.top_k, 0),
             min_p=_or_default(sampling.min_p, 0.0),
             seed=self._random_bits(64) if sampling.seed is None else sampling.seed,
-            logprobs=sampling.logprobs,
+            # Ranking takes the log probability of each token.
+            logprobs=_or_default(sampling.logprobs, 0) if ranked_here else sampling.logprobs,
             stop=tuple(sampling.stop),
             skip_special_tokens=_or_default(sampling.skip_special_tokens, True),
+            presence_penalty=_or_default(sampling.presence_penalty, 0.0),
+            frequency_penalty=_or_default(sampling.frequency_penalty, 0.0),
+            repetition_penalty=_or_default(sampling.repetition_penalty, 1.0),
+            logit_bias=sampling.logit_bias,
         )
+
+
+def _beam_search(sampling: SamplingParams) -> BeamSearch | None:
+    if sampling.beam_width is None:
+        return None
+    return BeamSearch(
+        sampling.beam_width,
+        _or_default(sampling.length_penalty, 1.0),
+        _or_default(sampling.early_stopping, EarlyStopping.HEURISTIC),
+    )
+
+
+def _field(prompt: Prompt | None) -> str:
+    return "prompt" if prompt is None else prompt_field(prompt)
+
+
+def _timeout_us(seconds: float | None) -> int:
+    """0: no limit. A limit never rounds to none."""
+    return 0 if seconds is None else max(1, round(seconds * 1_000_000))
 
 
 def _or_default(value: T | None, default: T) -> T:

@@ -36,6 +36,7 @@ class Chunk:
         text: Text that became certain.
         logprobs: One for each token, or none.
         finish_reason: Set in the sequence's last chunk.
+        score: Of a ranked sequence, in its last chunk.
         ended_here: A stop string ended the sequence, which the backend does not know yet: abort it there.
     """
 
@@ -45,15 +46,7 @@ class Chunk:
     logprobs: Sequence[TokenLogprobs] = ()
     finish_reason: FinishReason | None = None
     ended_here: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one request, over all its sequences."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+    score: float | None = None
 
 
 class SequenceOutput:
@@ -78,6 +71,7 @@ class SequenceOutput:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] = (),
         finish_reason: FinishReason | None = None,
+        score: float | None = None,
     ) -> Chunk | None:
         """Takes tokens from the backend.
 
@@ -86,6 +80,7 @@ class SequenceOutput:
             token_ids: The tokens.
             logprobs: One for each token, or none.
             finish_reason: Set when the backend has ended the sequence.
+            score: Of a ranked sequence, with its last tokens.
 
         Returns:
             What to send on, or None where there is nothing new: a repeat, or tokens after the end.
@@ -101,10 +96,14 @@ class SequenceOutput:
         token_ids, logprobs = token_ids[repeated:], logprobs[repeated:]
         if not token_ids and finish_reason is None:
             return None
-        return self._take(token_ids, logprobs, finish_reason)
+        return self._take(token_ids, logprobs, finish_reason, score)
 
     def _take(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], backend_reason: FinishReason | None
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        backend_reason: FinishReason | None,
+        score: float | None,
     ) -> Chunk:
         position = self.num_tokens
         text = ""
@@ -123,6 +122,7 @@ class SequenceOutput:
             logprobs=logprobs[:taken],
             finish_reason=self.finish_reason,
             ended_here=self.finish_reason is not None and backend_reason is None,
+            score=score,
         )
 
     def _text_of(self, token_id: int) -> str:
@@ -145,19 +145,12 @@ class RequestOutput:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] = (),
         finish_reason: FinishReason | None = None,
+        score: float | None = None,
     ) -> Chunk | None:
         """As `SequenceOutput.add`, for one of the sequences."""
-        return self._sequences[sequence_index].add(position, token_ids, logprobs, finish_reason)
+        return self._sequences[sequence_index].add(position, token_ids, logprobs, finish_reason, score)
 
     @property
     def finished(self) -> bool:
         """Whether every sequence has ended."""
         return all(sequence.finish_reason is not None for sequence in self._sequences)
-
-    def usage(self, prompt_tokens: int, cached_tokens: int) -> Usage:
-        """Token counts so far. Tokens computed after a stop string were not handed out and do not count."""
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=sum(sequence.num_tokens for sequence in self._sequences),
-            cached_tokens=cached_tokens,
-        )

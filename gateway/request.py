@@ -1,9 +1,20 @@
-"""A generation request as the client states it, and as the backend gets it."""
+"""What clients ask for, as they state it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from gateway.scope import TENANT_SCOPE, CacheScope
+
+
+class EarlyStopping(Enum):
+    """When a beam search has found enough, as in ``octavo.v1.EarlyStopping``."""
+
+    HEURISTIC = auto()
+    FIRST = auto()
+    NEVER = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,14 @@ class SamplingParams:
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +76,34 @@ class TokenPrompt:
     token_ids: Sequence[int]
 
 
-Prompt = TextPrompt | ChatPrompt | TokenPrompt
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a prompt with a cache scope of its own.
+
+    Attributes:
+        content: Text, a message or token ids. None: the client gave none, which is refused.
+        scope: None: the request's.
+    """
+
+    content: TextPrompt | ChatMessage | TokenPrompt | None
+    scope: CacheScope | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters of a text, or token ids; a message is one."""
+        if isinstance(self.content, TextPrompt):
+            return len(self.content.text)
+        return len(self.content.token_ids) if isinstance(self.content, TokenPrompt) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedPrompt:
+    """Parts of one kind that are joined to a text, a conversation or token ids."""
+
+    segments: Sequence[Segment]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt | SegmentedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +115,9 @@ class GenerationRequest:
         model: Empty: the only model that is served.
         timeout: Most seconds the request may take, queueing included. None: no limit.
         request_id: Empty: the gateway chooses one.
+        priority: Higher goes first, where the backend's policy reads it.
+        scope: Of the prompt, where a segment does not say it itself.
+        report_progress: Also say how much of the prompt has been computed.
     """
 
     prompt: Prompt | None
@@ -76,58 +125,25 @@ class GenerationRequest:
     model: str = ""
     timeout: float | None = None
     request_id: str = ""
+    priority: int = 0
+    scope: CacheScope = TENANT_SCOPE
+    report_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What the backend's model can take.
+class PinRequest:
+    """A client's wish to keep a prompt's keys and values resident.
 
     Attributes:
-        max_model_len: Most tokens that a prompt and its answer may have together.
-        vocab_size: Token ids are smaller than this.
+        prompt: None: the client gave none, which is refused.
+        ttl: Seconds that it stays. None: the client gave none, which is refused.
+        model: Empty: the only model that is served.
+        timeout: Most seconds that computing it may take, queueing included. None: no limit.
+        scope: Of the prompt, where a segment does not say it itself.
     """
 
-    max_model_len: int
-    vocab_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedSampling:
-    """Sampling values with every default filled in: what the executor and the output side read.
-
-    Attributes:
-        logprobs: How many of the most likely tokens to report at each position. None: no log probabilities at all.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    logprobs: int | None
-    stop: tuple[str, ...]
-    skip_special_tokens: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A checked request, ready for the backend.
-
-    Attributes:
-        max_tokens: Most tokens for each sequence. 0: whatever fits.
-        stop_token_ids: Every token that ends a sequence, the model's own included unless the client ignores them.
-        salt: Separates prefix caches that must not see each other.
-        timeout_us: Most microseconds the request may take. 0: no limit.
-    """
-
-    request_id: str
-    model: str
-    tenant: str
-    salt: bytes
-    prompt_token_ids: list[int]
-    n: int
-    max_tokens: int
-    min_tokens: int
-    stop_token_ids: tuple[int, ...]
-    sampling: ResolvedSampling
-    timeout_us: int
+    prompt: Prompt | None
+    ttl: float | None
+    model: str = ""
+    timeout: float | None = None
+    scope: CacheScope = TENANT_SCOPE

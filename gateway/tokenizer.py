@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import tokenizers
 
+from gateway.token_borders import TokenBorders, keep_whole_offsets
+
 
 class Tokenizer:
     """A ``tokenizers.Tokenizer`` with what else a server needs to know about a model's vocabulary.
@@ -27,7 +29,9 @@ class Tokenizer:
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
+        keep_whole_offsets(backend)
         self.backend = backend
+        self._borders = TokenBorders(backend)
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
@@ -48,6 +52,19 @@ class Tokenizer:
             add_special_tokens: Also add what the model expects around a text, usually a first token.
         """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_with_borders(
+        self, text: str, borders: Sequence[int], *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[int]]:
+        """The token ids of a text, and how many of them certainly come from the text before each border.
+
+        Args:
+            text: As of `encode`.
+            borders: Numbers of characters, in ascending order.
+            add_special_tokens: As of `encode`. What it adds in front comes before every border.
+        """
+        encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, self._borders.tokens_before(encoding, text, borders)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids that the tokenizer does not know are left out."""

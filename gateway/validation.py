@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.errors import InvalidArgument
-from gateway.request import ChatPrompt, ModelLimits, Prompt, SamplingParams, TextPrompt
+from gateway.prepared import ModelLimits
+from gateway.request import ChatMessage, ChatPrompt, Prompt, SamplingParams, SegmentedPrompt, TextPrompt
 
-MAX_TEMPERATURE = 100.0
-MAX_N = 64
-MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 1024
-MAX_STOP_TOKEN_IDS = 64
 MAX_REQUEST_ID_LENGTH = 128
+MAX_SEGMENTS = 1024
+MAX_PRIORITY = 100
 # Seconds; the longest google.protobuf.Duration.
 MAX_TIMEOUT = 315_576_000_000
-
-
-def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
-    """Checks every sampling parameter on its own."""
-    _check_distribution(sampling)
-    _check_counts(sampling)
-    _check_stops(sampling, limits)
+MIN_TTL = 1
+MAX_TTL = 30 * 24 * 60 * 60
 
 
 def check_length(prompt_field: str, prompt_tokens: int, sampling: SamplingParams, limits: ModelLimits) -> None:
@@ -43,23 +35,45 @@ def check_length(prompt_field: str, prompt_tokens: int, sampling: SamplingParams
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Checks that a prompt holds something, and a conversation's messages a role each."""
+    """Checks that a prompt holds something, its messages a role each, and that its segments are of one kind."""
     field = prompt_field(prompt)
-    if isinstance(prompt, TextPrompt):
-        _require(bool(prompt.text), field, "must not be empty")
+    if isinstance(prompt, SegmentedPrompt):
+        _check_segments(prompt, field)
+    elif isinstance(prompt, TextPrompt):
+        require(bool(prompt.text), field, "must not be empty")
     elif isinstance(prompt, ChatPrompt):
-        _require(bool(prompt.messages), f"{field}.messages", "must not be empty")
+        require(bool(prompt.messages), f"{field}.messages", "must not be empty")
         for index, message in enumerate(prompt.messages):
-            _require(bool(message.role), f"{field}.messages[{index}].role", "must not be empty")
+            require(bool(message.role), f"{field}.messages[{index}].role", "must not be empty")
     else:
-        _require(bool(prompt.token_ids), f"{field}.token_ids", "must not be empty")
+        require(bool(prompt.token_ids), f"{field}.token_ids", "must not be empty")
+
+
+def _check_segments(prompt: SegmentedPrompt, field: str) -> None:
+    segments = prompt.segments
+    require(bool(segments), f"{field}.segments", "must not be empty")
+    require(len(segments) <= MAX_SEGMENTS, f"{field}.segments", f"must be at most {MAX_SEGMENTS}, are {len(segments)}")
+    kind = type(segments[0].content)
+    for index, segment in enumerate(segments):
+        require(segment.content is not None, segment_field(index), "must hold a text, a message or token ids")
+        require(type(segment.content) is kind, segment_field(index), "must be of the same kind as the first segment")
+        if isinstance(segment.content, ChatMessage):
+            require(bool(segment.content.role), f"{segment_field(index)}.message.role", "must not be empty")
+    require(any(segment.size for segment in segments), field, "must not be empty")
 
 
 def prompt_field(prompt: Prompt) -> str:
     """Which field of the request holds the prompt."""
+    if isinstance(prompt, SegmentedPrompt):
+        return "prompt.segmented"
     if isinstance(prompt, TextPrompt):
         return "prompt.text"
     return "prompt.chat" if isinstance(prompt, ChatPrompt) else "prompt.tokens"
+
+
+def segment_field(index: int) -> str:
+    """Which field of the request holds a segment."""
+    return f"prompt.segmented.segments[{index}]"
 
 
 def check_token_ids(token_ids: Sequence[int], field: str, vocab_size: int) -> None:
@@ -67,7 +81,7 @@ def check_token_ids(token_ids: Sequence[int], field: str, vocab_size: int) -> No
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     for index, token_id in enumerate(token_ids):
-        _require(
+        require(
             0 <= token_id < vocab_size,
             f"{field}[{index}]",
             f"{token_id} is not a token of the model; ids go from 0 to {vocab_size - 1}",
@@ -76,64 +90,37 @@ def check_token_ids(token_ids: Sequence[int], field: str, vocab_size: int) -> No
 
 def check_request_id(request_id: str) -> None:
     """Checks an id chosen by the client."""
-    _require(
+    require(
         len(request_id) <= MAX_REQUEST_ID_LENGTH,
         "request_id",
         f"must have at most {MAX_REQUEST_ID_LENGTH} characters, has {len(request_id)}",
     )
-    _require(request_id.isprintable(), "request_id", "must have printable characters only")
+    require(request_id.isprintable(), "request_id", "must have printable characters only")
 
 
 def check_timeout(timeout: float | None) -> None:
     """Checks a time limit in seconds."""
     if timeout is not None:
-        _require(0 < timeout <= MAX_TIMEOUT, "timeout", f"must be more than 0 and at most {MAX_TIMEOUT} s")
+        require(0 < timeout <= MAX_TIMEOUT, "timeout", f"must be more than 0 and at most {MAX_TIMEOUT} s")
 
 
-def _check_distribution(sampling: SamplingParams) -> None:
-    # Written so that NaN fails.
-    if sampling.temperature is not None and not 0 <= sampling.temperature <= MAX_TEMPERATURE:
-        _refuse("temperature", f"must be from 0 to {MAX_TEMPERATURE:g}", sampling.temperature)
-    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
-        _refuse("top_p", "must be more than 0 and at most 1", sampling.top_p)
-    if sampling.top_k is not None and sampling.top_k < 0:
-        _refuse("top_k", "must be at least 0, which keeps all tokens", sampling.top_k)
-    if sampling.min_p is not None and not 0 <= sampling.min_p <= 1:
-        _refuse("min_p", "must be from 0 to 1", sampling.min_p)
-    if sampling.seed is not None and not 0 <= sampling.seed < 2**64:
-        _refuse("seed", "must be from 0 to 2^64 - 1", sampling.seed)
+def check_priority(priority: int) -> None:
+    """Checks a priority."""
+    require(
+        -MAX_PRIORITY <= priority <= MAX_PRIORITY,
+        "priority",
+        f"must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, is {priority}",
+    )
 
 
-def _check_counts(sampling: SamplingParams) -> None:
-    if sampling.n is not None and not 1 <= sampling.n <= MAX_N:
-        _refuse("n", f"must be from 1 to {MAX_N}", sampling.n)
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-        _refuse("logprobs", f"must be from 0 to {MAX_LOGPROBS}", sampling.logprobs)
-    if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        _refuse("max_tokens", "must be at least 1", sampling.max_tokens)
-    if sampling.min_tokens is not None:
-        if sampling.min_tokens < 0:
-            _refuse("min_tokens", "must be at least 0", sampling.min_tokens)
-        if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
-            _refuse("min_tokens", f"must be at most max_tokens ({sampling.max_tokens})", sampling.min_tokens)
+def check_ttl(ttl: float | None) -> None:
+    """Checks for how many seconds something is to be kept."""
+    if ttl is None:
+        raise InvalidArgument("ttl", "is missing")
+    require(MIN_TTL <= ttl <= MAX_TTL, "ttl", f"must be from {MIN_TTL} s to {MAX_TTL} s (30 days), is {ttl:g} s")
 
 
-def _check_stops(sampling: SamplingParams, limits: ModelLimits) -> None:
-    if len(sampling.stop) > MAX_STOP_STRINGS:
-        _refuse("stop", f"must be at most {MAX_STOP_STRINGS} strings", len(sampling.stop))
-    for index, stop in enumerate(sampling.stop):
-        _require(bool(stop), f"sampling.stop[{index}]", "must not be empty")
-        if len(stop) > MAX_STOP_LENGTH:
-            _refuse(f"stop[{index}]", f"must have at most {MAX_STOP_LENGTH} characters", len(stop))
-    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        _refuse("stop_token_ids", f"must be at most {MAX_STOP_TOKEN_IDS} ids", len(sampling.stop_token_ids))
-    check_token_ids(sampling.stop_token_ids, "sampling.stop_token_ids", limits.vocab_size)
-
-
-def _require(holds: bool, field: str, message: str) -> None:
+def require(holds: bool, field: str, message: str) -> None:
+    """Raises InvalidArgument unless it holds."""
     if not holds:
         raise InvalidArgument(field, message)
-
-
-def _refuse(name: str, rule: str, value: object) -> None:
-    raise InvalidArgument(f"sampling.{name}", f"{rule}, is {value}")

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from gateway.gateway import Gateway
-from gateway.request import ModelLimits
+from gateway.prepared import ModelLimits
 from gateway.tokenizer import Tokenizer
 
 CORPUS = [
@@ -61,7 +61,7 @@ def sentencepiece() -> Tokenizer:
 
 @pytest.fixture
 def limits(byte_level: Tokenizer) -> ModelLimits:
-    return ModelLimits(max_model_len=64, vocab_size=byte_level.vocab_size)
+    return ModelLimits(max_model_len=64, vocab_size=byte_level.vocab_size, block_size=4)
 
 
 CHAT_TEMPLATE = (

@@ -108,3 +108,71 @@ def test_what_a_template_refuses_is_a_bad_prompt(source: str, message: str) -> N
 def test_a_broken_template_is_found_when_it_is_loaded() -> None:
     with pytest.raises(TokenizerError, match="does not parse: line 2"):
         template("fine\n{% if %}")
+
+
+# --- Where a message's part of the text ends ------------------------------------------------------------------------
+
+LATER = [ChatMessage("assistant", "Yes"), ChatMessage("user", "secret")]
+
+
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
+def test_text_before_a_border_does_not_depend_on_what_follows(source: str, messages: list[ChatMessage]) -> None:
+    rendering = template(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    counts = list(range(1, len(messages) + 1))
+    conversation = [*messages, *LATER]
+    text, ends = rendering.render_with_borders(conversation, counts)
+    assert text == rendering.render(conversation)
+    for count, end in zip(counts, ends, strict=True):
+        for later in ([], LATER[:1], [ChatMessage("assistant", "No"), ChatMessage("user", "other")]):
+            other = rendering.render([*messages[:count], *later])
+            assert other[: min(end, len(other))] == text[: min(end, len(other))]
+
+
+def test_a_template_s_own_text_goes_with_the_message_that_it_frames() -> None:
+    messages = [ChatMessage("user", "one"), ChatMessage("assistant", "two"), ChatMessage("user", "three")]
+    text, ends = template(TEMPLATES["chatml"]).render_with_borders(messages, [1, 2, 3])
+    parts = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    assert parts == [
+        "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\none<|im_end|>\n",
+        "<|im_start|>assistant\ntwo<|im_end|>\n",
+        "<|im_start|>user\nthree<|im_end|>\n",
+        "<|im_start|>assistant\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        # Refuses a conversation that does not end with the user.
+        ("{% if messages[-1].role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ messages | length }}", [0, 0]),
+        # Writes what the system says ahead of the last message.
+        (
+            "{% for m in messages[1:] %}{% if loop.last %}{{ messages[0].content }} {% endif %}[{{ m.content }}]"
+            "{% endfor %}",
+            [0, 0],
+        ),
+        # Ends the last message in another way than the others.
+        ("{% for m in messages %}{{ m.content }}{{ '.' if loop.last else ',' }}{% endfor %}", [3, 7]),
+    ],
+    ids=["refuses a part", "moves the system's words", "ends otherwise"],
+)
+def test_as_much_is_certain_as_the_first_messages_say_by_themselves(source: str, expected: list[int]) -> None:
+    messages = [ChatMessage("system", "one"), ChatMessage("system", "two"), ChatMessage("user", "three")]
+    assert template(source).render_with_borders(messages, [1, 2])[1] == expected
+
+
+def test_time_stands_still_while_borders_are_found() -> None:
+    moments = iter(datetime(2025, 3, 1, 12, 0, second) for second in range(60))
+    rendering = ChatTemplate(
+        "{{ strftime_now('%S') }}{% for m in messages %}{{ m.content }}{% endfor %}", {}, lambda: next(moments)
+    )
+    messages = [ChatMessage("user", "one"), ChatMessage("user", "two")]
+    assert rendering.render_with_borders(messages, [1]) == ("00onetwo", [5])
+    assert rendering.render(messages) == "01onetwo"
+
+
+def test_where_an_answer_would_begin_is_no_part_of_a_message() -> None:
+    source = "{% for m in messages %}{{ m.content }};{% endfor %}{% if add_generation_prompt %}answer:{% endif %}"
+    messages = [ChatMessage("user", "a"), ChatMessage("user", "answer: b")]
+    assert template(source).render_with_borders(messages, [1])[1] == [2]

@@ -9,7 +9,8 @@ import pytest
 from gateway.detokenizer import DetokenizerFactory
 from gateway.gateway import Gateway
 from gateway.loading import load_tokenizer
-from gateway.request import ChatMessage, ChatPrompt, ModelLimits
+from gateway.prepared import ModelLimits
+from gateway.request import ChatMessage, ChatPrompt
 from gateway.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.demo_model
@@ -55,7 +56,7 @@ def test_text_comes_back_piece_by_piece(tokenizer: Tokenizer) -> None:
 
 def test_chat_renders_as_transformers_does(tokenizer: Tokenizer, reference: Any) -> None:
     gateway = Gateway(tokenizer, "smollm2", now=datetime.now)
-    limits = ModelLimits(max_model_len=8192, vocab_size=49152)
+    limits = ModelLimits(max_model_len=8192, vocab_size=49152, block_size=16)
     for messages in (
         [ChatMessage("user", "What is PagedAttention?")],
         [ChatMessage("system", "Be brief."), ChatMessage("user", "Hi"), ChatMessage("assistant", "Hello")],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.detokenizer import DetokenizerFactory
 from gateway.errors import PositionGap
-from gateway.output import Chunk, FinishReason, RequestOutput, SequenceOutput, TokenLogprobs, Usage
+from gateway.output import Chunk, FinishReason, RequestOutput, SequenceOutput, TokenLogprobs
 from gateway.stop_strings import StopMatcher, StopPattern
 from gateway.tokenizer import Tokenizer
 
@@ -137,14 +137,18 @@ def test_cutting_the_tokens_differently_changes_nothing(
     assert run(pieces) == run([(0, ids)])
 
 
-def test_a_request_adds_up_its_sequences(byte_level: Tokenizer) -> None:
+def test_a_request_is_finished_with_its_last_sequence(byte_level: Tokenizer) -> None:
     output = RequestOutput([sequence(byte_level, "b"), sequence(byte_level)])
     ids = letters(byte_level, "abc")
     output.add(0, 0, ids)
     output.add(1, 0, ids[:1])
     assert not output.finished
-    assert output.usage(5, 4) == Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
     output.add(0, 3, ids)
     output.add(1, 1, ids[1:], finish_reason=FinishReason.LENGTH)
     assert output.finished
-    assert output.usage(5, 4).completion_tokens == 5
+
+
+def test_a_ranked_sequence_has_its_score_in_its_last_chunk(byte_level: Tokenizer) -> None:
+    ids = letters(byte_level, "ab")
+    chunk = RequestOutput([sequence(byte_level)]).add(0, 0, ids, finish_reason=FinishReason.STOP, score=-1.5)
+    assert chunk == Chunk(0, ids, "ab", finish_reason=FinishReason.STOP, score=-1.5)

@@ -1,32 +1,40 @@
-"""A physical block and the list that free blocks wait in."""
+"""A physical block and the list that unreferenced blocks wait in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvmanager.content import Content
+
+if TYPE_CHECKING:
+    from kvmanager.accounts import Account
 
 
 class Block:
     """One physical block: `block_size` tokens of every layer's keys and values (section 4.1 of the paper).
 
     Attributes:
-        reference_count: entries in block tables that name this block, plus retired entries that a step under way may
-            still touch. A block with a count above 1 is never written.
-        identity: what the prefix cache knows its content by; None while it holds nothing that can be given out.
-        token_ids: the block's tokens, kept with the identity so that a match can be verified.
+        reference_count: entries in block tables and pins that name this block, plus retired entries that a step under
+            way may still touch. A block with a count above 1 is never written.
+        content: what the prefix cache knows it to hold; None while it holds nothing that can be given out.
+        account: whom it is charged to while it is referenced, and counted for while it is cached.
+        written_step: last step that writes to it, once it has content; a later one may copy from it.
     """
 
-    __slots__ = ("block_id", "identity", "next", "previous", "reference_count", "token_ids")
+    __slots__ = ("account", "block_id", "content", "next", "previous", "reference_count", "written_step")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.reference_count = 0
-        self.identity: bytes | None = None
-        self.token_ids: tuple[int, ...] = ()
+        self.content: Content | None = None
+        self.account: Account | None = None
+        self.written_step = 0
         self.previous: Block | None = None
         self.next: Block | None = None
 
     def __repr__(self) -> str:
-        return f"Block({self.block_id}, references={self.reference_count}, cached={self.identity is not None})"
+        return f"Block({self.block_id}, references={self.reference_count}, cached={self.content is not None})"
 
 
 class BlockList:

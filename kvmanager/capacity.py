@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvmanager.errors import InvalidRequest
-from kvmanager.request import RequestSpec
+from kvmanager.spec import RequestSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,20 +16,31 @@ class Capacity:
         num_blocks: blocks in its device pool.
         block_size: tokens in a block.
         max_model_len: tokens of the longest sequence the model takes.
+        num_host_blocks: blocks in its host pool.
     """
 
     num_blocks: int
     block_size: int
     max_model_len: int
+    num_host_blocks: int = 0
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def resolve_max_length(self, spec: RequestSpec) -> int:
+    def worst_case(self, spec: RequestSpec, max_length: int) -> int:
+        """Blocks that the request needs at most, when nothing but its prompt's full blocks is shared."""
+        shared = len(spec.prompt_token_ids) // self.block_size
+        # The last token of a sequence is never fed back, so it needs no slot.
+        return shared + spec.num_sequences * (self.blocks_for(max_length - 1) - shared)
+
+    def resolve_max_length(self, spec: RequestSpec, num_blocks: int) -> int:
         """Returns how many tokens, prompt and output, each of the request's sequences may reach.
 
         A request that passes can always run to its end, if need be alone: that is what makes preemption by
         recomputation end.
+
+        Args:
+            num_blocks: blocks that it can count on: less what is reserved for others, and what is pinned.
 
         Raises:
             InvalidRequest: the prompt, or the output it asks for, can never fit.
@@ -45,12 +56,13 @@ class Capacity:
                 f"prompt has {prompt_length} tokens; the model takes {self.max_model_len}, "
                 "at least one of them for the answer",
             )
-        longest = min(self.max_model_len, self._longest_that_fits(prompt_length, spec.n))
+        longest = min(self.max_model_len, self._longest_that_fits(prompt_length, spec.num_sequences, num_blocks))
         if longest <= prompt_length:
+            field = "sampling.n" if spec.num_sequences > 1 else "prompt"
             raise InvalidRequest(
-                "sampling.n",
-                f"{spec.n} sequences with a prompt of {prompt_length} tokens need more than the "
-                f"{self.num_blocks} blocks of {self.block_size} tokens that there are",
+                field,
+                f"{spec.num_sequences} sequence(s) with a prompt of {prompt_length} tokens need more than the "
+                f"{num_blocks} blocks of {self.block_size} tokens that {spec.tenant} can have",
             )
         if not spec.max_tokens:
             return longest
@@ -59,13 +71,12 @@ class Capacity:
             raise InvalidRequest(
                 "sampling.max_tokens",
                 f"max_tokens is {spec.max_tokens}; after a prompt of {prompt_length} tokens at most "
-                f"{longest - prompt_length} fit for each of {spec.n} sequence(s)",
+                f"{longest - prompt_length} fit for each of {spec.num_sequences} sequence(s)",
             )
         return length
 
-    def _longest_that_fits(self, prompt_length: int, n: int) -> int:
-        # The n sequences share the prompt's full blocks; the rest each has for itself.
+    def _longest_that_fits(self, prompt_length: int, num_sequences: int, num_blocks: int) -> int:
+        # The sequences share the prompt's full blocks; the rest each has for itself.
         shared = prompt_length // self.block_size
-        own = (self.num_blocks - shared) // n
-        # The last token of a sequence is never fed back, so it needs no slot.
+        own = (num_blocks - shared) // num_sequences
         return (shared + own) * self.block_size + 1 if own > 0 else 0

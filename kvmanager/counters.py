@@ -6,7 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvmanager.memory import Memory
-from kvmanager.request import Sequence
+from kvmanager.request import Request, RequestState, Sequence
+
+WASTE_INTERVAL = 16
+"""Every so many steps the use of memory is added up: looking at each sequence's last block would be a large part of a
+step's cost."""
 
 
 @dataclass(slots=True)
@@ -14,10 +18,13 @@ class Counters:
     """All of them only grow.
 
     Attributes:
-        slot_steps: token slots in referenced blocks, added up over all steps.
-        reserved_slot_steps: those of them kept for tokens of the prompt that are not computed yet.
-        internal_slot_steps: those of them that no token is meant for now: a sequence's last, partly filled block, and
-            blocks that wait for a step under way before they are free.
+        slot_steps: token slots in referenced blocks, added up over the steps looked at.
+        unshared_slot_steps: token slots in all entries of block tables: what would be needed without sharing.
+        reserved_slot_steps: referenced slots kept for tokens of the prompt that are not computed yet.
+        internal_slot_steps: referenced slots that no token is meant for now: a sequence's last, partly filled block,
+            and blocks that wait for a step under way before they are free.
+        host_cached_prompt_tokens: those of cached_prompt_tokens that came from the host tier.
+        waiting_seconds, running_seconds, preempted_seconds: time in each state, added up over requests.
 
     The paper's figure 2 has external fragmentation as a third kind of waste; with blocks of one size there is none.
     """
@@ -25,23 +32,44 @@ class Counters:
     steps: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    host_cached_prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    preemptions_by_swap: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
     copied_blocks: int = 0
     peak_referenced_blocks: int = 0
     slot_steps: int = 0
+    unshared_slot_steps: int = 0
     reserved_slot_steps: int = 0
     internal_slot_steps: int = 0
+    waiting_seconds: float = 0.0
+    running_seconds: float = 0.0
+    preempted_seconds: float = 0.0
 
-    def note_step(self, memory: Memory, sequences: Iterable[Sequence]) -> None:
+    def note_state(self, request: Request, state: RequestState | None, now: float) -> None:
+        """Adds the time in the state that a request leaves; None: it is over."""
+        seconds = now - request.state_since
+        if request.state is RequestState.WAITING:
+            self.waiting_seconds += seconds
+        elif request.state is RequestState.RUNNING:
+            self.running_seconds += seconds
+        else:
+            self.preempted_seconds += seconds
+        request.state_since = now
+        if state is not None:
+            request.state = state
+
+    def note_memory(self, memory: Memory, sequences: Iterable[Sequence]) -> None:
         """Adds one step's use of memory."""
         num_referenced, block_size = memory.pool.num_referenced, memory.block_size
-        self.steps += 1
-        self.peak_referenced_blocks = max(self.peak_referenced_blocks, num_referenced)
         self.slot_steps += num_referenced * block_size
         self.internal_slot_steps += memory.num_retiring() * block_size
+        num_entries = 0
         shared: set[int] = set()  # siblings may share their last block: its empty slots count once
         for sequence in sequences:
+            num_entries += len(sequence.table)
             last = sequence.table[-1]
             if last.reference_count > 1:
                 if last.block_id in shared:
@@ -54,3 +82,4 @@ class Counters:
                 self.reserved_slot_steps += reserved
                 unfilled -= reserved
             self.internal_slot_steps += unfilled
+        self.unshared_slot_steps += num_entries * block_size

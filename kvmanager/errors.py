@@ -23,6 +23,10 @@ class QueueFull(RequestError):
     """Too many requests wait already."""
 
 
+class PinRefused(RequestError):
+    """The pin would leave too little memory for requests that are here."""
+
+
 class DeadlineExceeded(RequestError):
     """The request's time is over."""
 

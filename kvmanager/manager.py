@@ -1,100 +1,152 @@
-"""The KV manager: takes requests, says what each step computes, and turns results into tokens for the gateways."""
+"""The KV manager: takes requests, says what each executor computes, and turns results into tokens for the gateways."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from itertools import count
 
+from kvmanager import router
+from kvmanager.accounts import Quota
+from kvmanager.beam_search import BeamSearch
 from kvmanager.capacity import Capacity
+from kvmanager.content import Identify, ScopeMap, block_identity
+from kvmanager.cost_model import CostModel, Preemption
 from kvmanager.counters import Counters
 from kvmanager.deadlines import Deadlines
-from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, OutOfOrder, QueueFull, RequestError
+from kvmanager.endings import end_request, send_best_beams, send_best_samples
+from kvmanager.errors import (
+    DeadlineExceeded,
+    ExecutorFailed,
+    InvalidRequest,
+    OutOfOrder,
+    QueueFull,
+    RequestError,
+)
 from kvmanager.events import Event, EventKind, EventSink
+from kvmanager.kv_events import AllBlocksCleared, KVEventLog
 from kvmanager.memory import Memory
-from kvmanager.request import FinishReason, Request, RequestSpec, Sequence
+from kvmanager.pins import Pin, Pins
+from kvmanager.policies import make_policy
+from kvmanager.replica import Replica
+from kvmanager.request import FinishReason, Request, Sequence
 from kvmanager.scheduler import Limits, Scheduler
-from kvmanager.step import Outputs, RequestEnd, SequenceUpdate, StepBatch, StepResult, Usage
-
-PIPELINE_DEPTH = 2
-"""Steps under way at once: the next one is on the executor before the result of this one is here."""
+from kvmanager.sequences import SequenceFactory
+from kvmanager.spec import RequestSpec
+from kvmanager.step import Outputs, SequenceUpdate, Speeds, StepBatch, StepResult
 
 MAX_LOSSES = 5
 """So many executors may be lost under a request without a token in between before it is given up, so that a request
 that breaks its executor does not do so for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryState:
-    """Blocks by state (they add up to `num_blocks`) and requests by state."""
-
-    num_blocks: int
-    free_blocks: int
-    cached_blocks: int
-    referenced_blocks: int
-    running_requests: int
-    waiting_requests: int
-    evicted_blocks: int
-
-
 class KVManager:
-    """All memory state of one executor, and the requests that share it.
+    """All memory state of any number of executors of one model, and the requests that share it.
 
-    Drive it as: `submit`/`abort`/`expire` at any time; `schedule` while it returns batches, send each; `apply` each
-    result in order. Times are seconds on one monotonic clock of the caller's. Not thread-safe.
+    Drive it as: `submit`/`abort`/`expire` at any time; for each executor, `schedule` while it returns batches, send
+    each; `apply` each result in order. Times are seconds on one monotonic clock of the caller's. Not thread-safe.
+
+    Args:
+        policy: one of `kvmanager.policies.POLICIES`.
+        preemption: what becomes of a preempted request's blocks.
+        quotas: what tenants may have, by owner.
+        identify: how blocks are named; tests make collisions with it.
     """
 
     def __init__(
-        self, limits: Limits, *, prefix_caching: bool = True, on_event: EventSink = lambda event: None
+        self,
+        limits: Limits,
+        *,
+        policy: str = "fcfs",
+        preemption: Preemption = Preemption.AUTO,
+        quotas: Mapping[str, Quota] | None = None,
+        prefix_caching: bool = True,
+        on_event: EventSink = lambda event: None,
+        identify: Identify = block_identity,
     ) -> None:
         self.counters = Counters()
+        self.kv_events = KVEventLog()
         self.capacity: Capacity | None = None
+        self.replicas: dict[str, Replica] = {}
+        self.pins = Pins()
+        self.quotas = quotas or {}
+        self.evicted_before = 0
         self._limits = limits
+        self._policy = make_policy(policy, self.quotas)
+        self._preemption = preemption
         self._prefix_caching = prefix_caching
+        self._identify = identify
         self._emit = on_event
-        self._memory: Memory | None = None
-        self._scheduler = Scheduler(limits, self.counters, on_event)
         self._requests: dict[Hashable, Request] = {}
+        self._homes: dict[Hashable, Replica] = {}
+        self._homeless: dict[Hashable, Request] = {}
         self._deadlines = Deadlines()
-        self._last_step = 0
-        self._under_way: deque[int] = deque()
-        self._evicted_before = 0
+        self._sequences = SequenceFactory()
+        self._arrivals = count(1)
 
-    # The executor comes and goes
+    # Executors come and go
 
-    def attach_executor(self, capacity: Capacity, now: float) -> Outputs:
+    def attach_executor(self, name: str, capacity: Capacity, now: float, speeds: Speeds | None = None) -> Outputs:
         """Starts with empty memory on an executor; its first step is 1.
 
         Returns:
-            Ends of sequences and requests that can't fit any more, if this executor is smaller than the one before,
-            and of requests that may be what breaks executors.
-        """
-        self.detach_executor(now)
-        self.capacity = capacity
-        self._memory = Memory(capacity, self._prefix_caching)
-        outputs = Outputs()
-        for request in list(self._requests.values()):
-            try:
-                if request.num_losses >= MAX_LOSSES:
-                    raise ExecutorFailed(f"{request.num_losses} executors in a row failed while this request ran")
-                request.max_length = min(request.max_length, capacity.resolve_max_length(request.spec))
-            except RequestError as error:
-                self._end(request, outputs, now, error=error)
-                continue
-            for sequence in request.unfinished():
-                if len(sequence.token_ids) >= request.max_length:
-                    self._cut(sequence, outputs, now)
-        return outputs
+            Ends of sequences and requests that can't fit any more, if this executor is smaller than the one they were
+            accepted for, and of requests that may be what breaks executors.
 
-    def detach_executor(self, now: float) -> None:
-        """The executor is gone, and with it every key and value. Requests wait, with the tokens they have."""
-        if self._memory is None:
-            return
-        self._evicted_before += self._memory.prefix_cache.num_evicted
-        self._memory = None
-        self._scheduler.executor_lost(now)
-        self._under_way.clear()
-        self._last_step = 0
+        Raises:
+            ValueError: its blocks are not of the others' size.
+        """
+        outputs = self.detach_executor(name, now)
+        if self.replicas and self.capacity is not None and capacity.block_size != self.capacity.block_size:
+            raise ValueError(
+                f"executor {name} has blocks of {capacity.block_size} tokens, the others of {self.capacity.block_size}"
+            )
+        costs = CostModel(self._preemption, capacity.block_size)
+        costs.speeds = speeds or Speeds()
+        memory = Memory(name, capacity, costs, self.quotas, self.kv_events, self._prefix_caching, self._identify)
+        scheduler = Scheduler(memory, self._limits, self._policy, self._sequences, self.counters, self._emit)
+        self.replicas[name] = Replica(
+            name, memory, scheduler, self._sequences, self.counters, self._emit, self._prefix_computed
+        )
+        self.capacity = max((each.memory.capacity for each in self.replicas.values()), key=lambda each: each.num_blocks)
+        self._compute_lost_pins(now)
+        homeless = list(self._homeless.values())
+        waiting = [each for replica in self.replicas.values() for each in replica.scheduler.hand_over_waiting()]
+        for request in sorted(homeless + waiting, key=lambda each: each.arrival):
+            self._place(request, outputs, now)
+        return self._settle(outputs)
+
+    def detach_executor(self, name: str, now: float) -> Outputs:
+        """The executor is gone, and with it every key and value. Its requests go on elsewhere, or wait."""
+        outputs = Outputs()
+        replica = self.replicas.pop(name, None)
+        if replica is None:
+            return outputs
+        self.evicted_before += replica.memory.device.cache.num_evicted
+        self.kv_events.append(AllBlocksCleared(name))
+        requests = replica.scheduler.hand_over_all(now)
+        self.pins.lost(replica)
+        self._compute_lost_pins(now)
+        for request in sorted(requests, key=lambda each: each.arrival):
+            if not self.replicas and request.spec.pin is None:
+                self._homes.pop(request.spec.handle, None)
+                self._homeless[request.spec.handle] = request
+            elif request.spec.handle in self._requests:
+                self._place(request, outputs, now)
+        return self._settle(outputs)
+
+    def drain_executor(self, name: str, now: float) -> Outputs:
+        """Gives an executor nothing new; what waits for it goes elsewhere. Detach it when `replicas[name].idle`."""
+        outputs = Outputs()
+        replica = self.replicas[name]
+        replica.draining = True
+        for request in replica.scheduler.hand_over_waiting():
+            self._place(request, outputs, now)
+        return self._settle(outputs)
+
+    def _open_replicas(self) -> list[Replica]:
+        return [replica for replica in self.replicas.values() if not replica.draining]
 
     # Requests come and go
 
@@ -104,23 +156,164 @@ class KVManager:
         Raises:
             InvalidRequest: it can never be served.
             QueueFull: too many wait already.
+            PinRefused: the pin would leave others too little.
         """
         if self.capacity is None:
             raise RuntimeError("no executor has been attached yet")
+        self._check(spec)
+        num_waiting = self.num_waiting
+        if num_waiting >= self._limits.max_waiting_requests:
+            raise QueueFull(f"{num_waiting} requests are waiting, which is the limit")
+        self._accept(spec, now)
+
+    def _check(self, spec: RequestSpec) -> None:
         if spec.handle in self._requests:
             raise InvalidRequest("request_id", "a request with this handle is running")
-        if not 1 <= spec.n <= self._limits.max_sequences:
-            raise InvalidRequest("sampling.n", f"n is {spec.n}; it must be from 1 to {self._limits.max_sequences}")
-        max_length = self.capacity.resolve_max_length(spec)
-        if len(self._scheduler.waiting) >= self._limits.max_waiting_requests:
-            raise QueueFull(f"{len(self._scheduler.waiting)} requests are waiting, which is the limit")
-        request = Request(spec, max_length, forked=spec.n == 1)
+        most = self._limits.max_sequences
+        if spec.n < 1:
+            raise InvalidRequest("sampling.n", f"n is {spec.n}; it must be at least 1")
+        if spec.num_sequences > most:
+            field = "beam_width" if spec.beam else "best_of" if spec.best_of > spec.n else "n"
+            raise InvalidRequest(f"sampling.{field}", f"{field} is {spec.num_sequences}; it must be from 1 to {most}")
+        if spec.beam is not None and not spec.n <= spec.beam.width:
+            raise InvalidRequest("sampling.n", f"n is {spec.n}; there are {spec.beam.width} beams")
+        if sum(num_tokens for num_tokens, _ in spec.spans) > len(spec.prompt_token_ids):
+            raise InvalidRequest("prompt", "the scopes cover more tokens than there are")
+        if spec.pin is not None:
+            assert self.capacity is not None
+            if spec.pin.pin_id in self.pins:
+                raise InvalidRequest("pin_id", "a pin with this id exists")
+            if len(spec.prompt_token_ids) < self.capacity.block_size:
+                raise InvalidRequest(
+                    "prompt",
+                    f"prompt has {len(spec.prompt_token_ids)} tokens; a block to keep has {self.capacity.block_size}",
+                )
+
+    def _accept(self, spec: RequestSpec, now: float) -> None:
+        assert self.capacity is not None
+        scopes = ScopeMap(spec.spans, self.capacity.block_size)
+        request = Request(spec, next(self._arrivals), now, scopes, 0, state_since=now)
+        rooms = self._rooms(request)
+        request.max_length = max(rooms.values()) if rooms else self._room_without_executor(request)
+        if spec.beam is not None:
+            output = request.max_length - len(spec.prompt_token_ids)
+            request.beams = BeamSearch(spec.beam, output, spec.stop_token_ids)
+        request.forked = spec.num_sequences == 1 and spec.beam is None
+        self._sequences.add(request, sample_index=0)
+        able = [replica for replica, room in rooms.items() if room >= request.max_length]
+        home = router.choose(request, able) if able else None
+        if spec.pin is not None:
+            self._pin(request, home)
         self._requests[spec.handle] = request
-        self._scheduler.new_sequence(request, sample_index=0)
-        self._scheduler.waiting.push(request)
+        self._policy.arrived(spec.tenant)
         if spec.deadline is not None:
             self._deadlines.add(spec.deadline, spec.handle, self._requests)
+        if home is None:
+            self._homeless[spec.handle] = request
+        else:
+            self._homes[spec.handle] = home
+            home.scheduler.enqueue(request, now)
         self._emit(Event(EventKind.QUEUED, now, spec.handle))
+
+    def _pin(self, request: Request, home: Replica | None) -> None:
+        """Promises a pin its blocks. A new one is not kept when that fails."""
+        assert request.spec.pin is not None
+        assert self.capacity is not None
+        known = self.pins.get(request.spec.pin.pin_id)
+        pin = known or self.pins.add(request, self.capacity.block_size)
+        if home is None:
+            return
+        try:
+            self.pins.place(pin, home, self._requests_on(home))
+        except RequestError:
+            if known is None:
+                self.pins.remove(pin)
+            raise
+
+    def _rooms(self, request: Request) -> dict[Replica, int]:
+        """How long the request's sequences may get, on each replica that can take it.
+
+        Raises:
+            InvalidRequest: none can.
+        """
+        rooms: dict[Replica, int] = {}
+        refusal: InvalidRequest | None = None
+        for replica in self._open_replicas():
+            accounts = replica.memory.pool.accounts
+            try:
+                rooms[replica] = replica.memory.capacity.resolve_max_length(
+                    request.spec, accounts.guaranteed(request.owner)
+                )
+            except InvalidRequest as error:
+                refusal = error
+        if refusal is not None and not rooms:
+            raise refusal
+        return rooms
+
+    def _room_without_executor(self, request: Request) -> int:
+        assert self.capacity is not None
+        return self.capacity.resolve_max_length(request.spec, self.capacity.num_blocks)
+
+    def _place(self, request: Request, outputs: Outputs, now: float) -> None:
+        """Finds a replica for a request that has lost its own, or never had one."""
+        handle = request.spec.handle
+        self._homes.pop(handle, None)
+        self._homeless.pop(handle, None)
+        try:
+            if request.num_losses >= MAX_LOSSES:
+                raise ExecutorFailed(f"{request.num_losses} executors in a row failed while this request ran")
+            rooms = self._rooms(request)
+            if not rooms:
+                self._homeless[handle] = request
+                return
+            self._shorten(request, max(rooms.values()), outputs, now)
+            if not request.unfinished():
+                self._end_homeless(request, outputs, now)
+                return
+            home = router.choose(request, [each for each, room in rooms.items() if room >= request.max_length])
+            if request.spec.pin is not None:
+                self._pin(request, home)
+        except RequestError as error:
+            self._end_homeless(request, outputs, now, error)
+            return
+        self._homes[handle] = home
+        home.scheduler.enqueue(request, now)
+
+    def _shorten(self, request: Request, room: int, outputs: Outputs, now: float) -> None:
+        """Ends sequences that are longer than any executor takes now."""
+        if room >= request.max_length:
+            return
+        request.max_length = room
+        if request.beams is not None:
+            beams = [each.token_ids[each.prompt_length :] for each in request.sequences]
+            request.beams.shrink(room - len(request.spec.prompt_token_ids), beams)
+            if request.beams.done:
+                send_best_beams(request, outputs)
+                for beam in request.sequences:
+                    beam.finished = True
+            return
+        for sequence in request.unfinished():
+            if len(sequence.token_ids) >= room:
+                self._cut(sequence, outputs)
+        if request.ranked and not request.unfinished():
+            send_best_samples(request, outputs)
+
+    def _cut(self, sequence: Sequence, outputs: Outputs) -> None:
+        """Ends a sequence that is as long as it may get, with a word to its gateway but no token."""
+        sequence.finished = True
+        sequence.finish_reason = FinishReason.LENGTH
+        if sequence.request.streamed:
+            handle, reason = sequence.handle, FinishReason.LENGTH
+            outputs.updates.append(SequenceUpdate(handle, sequence.sample_index, sequence.num_output, [], [], reason))
+
+    def _end_homeless(
+        self, request: Request, outputs: Outputs, now: float, error: RequestError | None = None, detail: str = ""
+    ) -> None:
+        self._homeless.pop(request.spec.handle, None)
+        end_request(request, outputs, now, self.counters, self._emit, error, detail)
+
+    def _requests_on(self, replica: Replica) -> list[Request]:
+        return [self._requests[handle] for handle, home in self._homes.items() if home is replica]
 
     def abort(self, handle: Hashable, now: float, sample_index: int | None = None) -> Outputs:
         """Ends a request whose caller has left, or one of its sequences whose text is complete.
@@ -133,140 +326,174 @@ class KVManager:
         if request is None:
             return outputs
         if sample_index is None:
-            self._end(request, Outputs(), now, detail="abort")
-        elif sample_index < len(request.sequences) and not request.sequences[sample_index].finished:
-            self._finish(request.sequences[sample_index], outputs, now)
-        return outputs
+            unheard = Outputs()
+            self._end(request, unheard, now, detail="abort")
+            self._settle(unheard)
+        elif request.streamed and sample_index < len(request.sequences):
+            sequence = request.sequences[sample_index]
+            if not sequence.finished:
+                self._finish(sequence, outputs, now)
+        return self._settle(outputs)
+
+    def _finish(self, sequence: Sequence, outputs: Outputs, now: float) -> None:
+        request = sequence.request
+        home = self._homes.get(request.spec.handle)
+        if home is not None:
+            home.finish(sequence, None, outputs, now)
+            return
+        sequence.finished = True
+        if request.forked and not request.unfinished():
+            self._end_homeless(request, outputs, now)
 
     def expire(self, now: float) -> Outputs:
-        """Ends every request whose deadline has come."""
+        """Ends every request whose deadline has come, and every pin whose time is over."""
         outputs = Outputs()
         for handle in self._deadlines.due(now, self._requests):
             self._end(self._requests[handle], outputs, now, error=DeadlineExceeded("the request's time is over"))
-        return outputs
+        for pin in self.pins.due(now):
+            self._let_go(pin, now)
+        return self._settle(outputs)
 
     def next_deadline(self) -> float | None:
         """The earliest time at which `expire` may have something to do."""
-        return self._deadlines.next()
+        times = [time for time in (self._deadlines.next(), self.pins.next_expiry()) if time is not None]
+        return min(times, default=None)
+
+    def _end(
+        self, request: Request, outputs: Outputs, now: float, error: RequestError | None = None, detail: str = ""
+    ) -> None:
+        home = self._homes.get(request.spec.handle)
+        if home is not None:
+            home.end(request, outputs, now, error=error, detail=detail)
+        else:
+            self._end_homeless(request, outputs, now, error, detail)
+
+    def _settle(self, outputs: Outputs) -> Outputs:
+        """Forgets the requests that have ended, and keeps the pins' own from the gateways."""
+        for end in outputs.ends:
+            request = self._requests.pop(end.handle)
+            self._homes.pop(end.handle, None)
+            self._homeless.pop(end.handle, None)
+            self._policy.left(request.spec.tenant)
+            order = request.spec.pin
+            if order is not None and (pin := self.pins.get(order.pin_id)) and pin.blocks is None:
+                self.pins.remove(pin)  # it could not be computed
+        outputs.ends = [end for end in outputs.ends if not isinstance(end.handle, LostPin)]
+        outputs.progress = [each for each in outputs.progress if not isinstance(each.handle, LostPin)]
+        return outputs
 
     # Steps
 
-    def schedule(self, now: float) -> StepBatch | None:
-        """Returns the next step to send, or None when there is nothing to do or enough is under way."""
-        if self._memory is None or len(self._under_way) >= PIPELINE_DEPTH:
+    def schedule(self, executor: str, now: float) -> StepBatch | None:
+        """Returns the executor's next step to send, or None when there is nothing to do or enough is under way."""
+        replica = self.replicas.get(executor)
+        if replica is None:
             return None
-        batch = self._scheduler.schedule(self._last_step + 1, self._memory, now)
-        if batch.empty:
-            return None
-        self._last_step = batch.step
-        self._under_way.append(batch.step)
-        self.counters.note_step(self._memory, self._scheduler.live_sequences())
-        return batch
+        if len(self.replicas) > 1:
+            self._relieve_others(replica, now)
+        return replica.schedule(now)
 
-    def apply(self, result: StepResult, now: float) -> Outputs:
+    def _relieve_others(self, replica: Replica, now: float) -> None:
+        """A replica with nobody in line takes the first from a line that does not move."""
+        scheduler = replica.scheduler
+        if replica.draining or len(scheduler.waiting) or scheduler.swapped:
+            return
+        for other in self.replicas.values():
+            head = other.scheduler.waiting.head()
+            if other is replica or head is None or not head.waiting_reason or head.spec.pin is not None:
+                continue
+            room = replica.memory.pool.num_available > replica.memory.capacity.worst_case(head.spec, head.max_length)
+            if room and scheduler.num_rows + head.spec.num_sequences <= self._limits.max_sequences:
+                if head.max_length <= self._rooms(head).get(replica, 0) and other.scheduler.hand_over(head):
+                    self._homes[head.spec.handle] = replica
+                    scheduler.enqueue(head, now)
+                return
+
+    def apply(self, executor: str, result: StepResult, now: float) -> Outputs:
         """Takes a step's tokens in.
 
         Raises:
             OutOfOrder: it is not the result that is due; nothing has changed.
         """
-        if self._memory is None or not self._under_way or self._under_way[0] != result.step:
-            due = self._under_way[0] if self._under_way else "none"
-            raise OutOfOrder(f"result of step {result.step}, where the one due is {due}")
-        self._under_way.popleft()
-        self._memory.release_retired(result.step)
-        outputs = Outputs()
-        logprobs = result.logprobs or [None] * len(result.token_ids)
-        for sequence_id, token_id, token_logprobs in zip(result.sequence_ids, result.token_ids, logprobs, strict=True):
-            sequence = self._scheduler.sequences.get(sequence_id)
-            if sequence is not None:  # otherwise it ended while this token was under way
-                self._append(sequence, token_id, token_logprobs, outputs, now)
-        self._emit(Event(EventKind.STEP_DONE, now, None, result.step))
+        replica = self.replicas.get(executor)
+        if replica is None:
+            raise OutOfOrder(f"result of step {result.step} from an executor that is not attached")
+        outputs = replica.apply(result, now)
+        if outputs.ends or outputs.progress:
+            self._settle(outputs)
+        if replica.draining and len(self.replicas) > 1:
+            self.drain_executor(executor, now)
         return outputs
 
-    def _append(self, sequence: Sequence, token_id: int, logprobs: object, outputs: Outputs, now: float) -> None:
-        assert self._memory is not None
-        request, spec = sequence.request, sequence.request.spec
-        position = sequence.num_output
-        sequence.token_ids.append(token_id)
-        sequence.num_in_flight -= 1
-        request.num_losses = 0
-        self.counters.generated_tokens += 1
-        if sequence.table:
-            self._memory.register_full_blocks(sequence)
-        reason = None
-        if token_id in spec.stop_token_ids and position >= spec.min_tokens:
-            reason = FinishReason.STOP
-        elif len(sequence.token_ids) >= request.max_length:
-            reason = FinishReason.LENGTH
-        kept = [] if logprobs is None else [logprobs]
-        outputs.updates.append(SequenceUpdate(spec.handle, sequence.sample_index, position, [token_id], kept, reason))
-        if position == 0 and sequence.sample_index == 0:
-            self._emit(Event(EventKind.FIRST_TOKEN, now, spec.handle))
-        if reason is not None:
-            self._finish(sequence, outputs, now)
+    # Pins
 
-    # Ends
+    def unpin(self, tenant: str, pin_id: str, now: float) -> bool:
+        """Lets go of a tenant's pin. Returns False if it has no such pin."""
+        pin = self.pins.get(pin_id)
+        if pin is None or pin.spec.tenant != tenant:
+            return False
+        self._let_go(pin, now)
+        return True
 
-    def _cut(self, sequence: Sequence, outputs: Outputs, now: float) -> None:
-        """Ends a sequence that is as long as it may get, with a word to its gateway but no token."""
-        handle, reason = sequence.request.spec.handle, FinishReason.LENGTH
-        outputs.updates.append(SequenceUpdate(handle, sequence.sample_index, sequence.num_output, [], [], reason))
-        self._finish(sequence, outputs, now)
+    def list_pins(self, tenant: str) -> list[Pin]:
+        """A tenant's pins that have been computed at least once."""
+        return [pin for pin in self.pins if pin.spec.tenant == tenant and pin.expires is not None]
 
-    def _finish(self, sequence: Sequence, outputs: Outputs, now: float) -> None:
-        self._scheduler.finish(sequence, self._memory, now)
-        request = sequence.request
-        if request.forked and not request.unfinished():
-            self._end(request, outputs, now)
+    def _let_go(self, pin: Pin, now: float) -> None:
+        computing = self._requests.get(LostPin(pin.pin_id))
+        if computing is not None:
+            unheard = Outputs()
+            self._end(computing, unheard, now, detail="abort")
+            self._settle(unheard)
+        if pin.pin_id in self.pins:
+            self.pins.remove(pin)
 
-    def _end(
-        self, request: Request, outputs: Outputs, now: float, error: RequestError | None = None, detail: str = ""
-    ) -> None:
-        """Leaves nothing of a request behind, and says how it ended."""
-        self._scheduler.remove(request)
-        del self._requests[request.spec.handle]
-        for sequence in request.unfinished():
-            self._scheduler.drop(sequence, self._memory)
-        completion = sum(sequence.num_output for sequence in request.sequences)
-        if error is None:
-            usage = Usage(len(request.spec.prompt_token_ids), completion, request.num_cached_tokens or 0)
-            outputs.ends.append(RequestEnd(request.spec.handle, usage=usage))
-        else:
-            outputs.ends.append(RequestEnd(request.spec.handle, error=error))
-        how = detail or (type(error).__name__ if error else "done")
-        self._emit(Event(EventKind.FINISHED, now, request.spec.handle, value=completion, detail=how))
+    def _prefix_computed(self, request: Request, replica: Replica, now: float) -> RequestError | None:
+        assert request.spec.pin is not None
+        pin = self.pins.get(request.spec.pin.pin_id)
+        if pin is None or pin.replica is not replica:
+            return InvalidRequest("pin_id", "the pin was let go of")
+        self.pins.computed(pin, request, now)
+        return None
+
+    def _compute_lost_pins(self, now: float) -> None:
+        """Pins whose executor is gone are computed again, on another or on the same one when it is back."""
+        if not self._open_replicas():
+            return
+        for pin in list(self.pins):
+            handle = LostPin(pin.pin_id)
+            if pin.replica is None and pin.expires is not None and handle not in self._requests:
+                try:
+                    self._accept(replace(pin.spec, handle=handle, deadline=pin.expires, report_progress=False), now)
+                except RequestError:
+                    continue  # it fits nowhere, for now
 
     # Looking in
 
     @property
     def idle(self) -> bool:
         """No request is here and no step is under way."""
-        return not self._requests and not self._under_way
+        return not self._requests and not any(replica.under_way for replica in self.replicas.values())
 
-    def memory_state(self) -> MemoryState | None:
-        """Where the blocks are; None while no executor is attached."""
-        if self._memory is None:
-            return None
-        pool = self._memory.pool
-        return MemoryState(
-            pool.num_blocks,
-            pool.num_free,
-            pool.num_cached,
-            pool.num_referenced,
-            len(self._scheduler.running),
-            len(self._scheduler.waiting),
-            self._evicted_before + self._memory.prefix_cache.num_evicted,
-        )
-
-    def block_states(self) -> list[tuple[int, bool]]:
-        """(reference count, holds cached content) of each block, by block id."""
-        if self._memory is None:
-            return []
-        return [(block.reference_count, block.identity is not None) for block in self._memory.pool.blocks]
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, those that were preempted by recomputation among them."""
+        return len(self._homeless) + sum(len(replica.scheduler.waiting) for replica in self.replicas.values())
 
     def check_integrity(self) -> None:
-        """Asserts every invariant of the queue, the tables, the pool and the prefix cache. Linear in blocks."""
-        self._scheduler.check_integrity()
-        assert set(self._requests) == {r.spec.handle for r in self._scheduler.waiting} | set(self._scheduler.running)
-        if self._memory is not None:
-            self._memory.check_integrity(self._scheduler.live_sequences())
+        """Asserts every invariant of queues, tables, pools and prefix caches. Linear in blocks."""
+        placed: Counter[Hashable] = Counter(self._homeless)
+        for replica in self.replicas.values():
+            replica.check_integrity()
+            scheduler = replica.scheduler
+            here = [*(each.spec.handle for each in scheduler.waiting), *scheduler.running, *scheduler.swapped]
+            assert all(self._homes[handle] is replica for handle in here)
+            placed.update(here)
+            for account in replica.memory.pool.accounts:
+                promised = sum(pin.charges[account.owner] for pin in self.pins if pin.replica is replica)
+                assert account.num_pinned == promised, "a pin's promise is wrong"
+        assert placed == Counter(self._requests), "a request is nowhere, or twice"
+
+
+class LostPin(str):
+    """The handle of a request that computes a pin's prefix again. No gateway knows it."""

@@ -1,16 +1,25 @@
-"""The memory of one executor: block tables over the pool, and the prefix cache over both."""
+"""The memory of one executor: block tables over the device tier, and the host tier behind it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from kvmanager.accounts import Account, Quota
 from kvmanager.block import Block
-from kvmanager.block_pool import BlockPool
 from kvmanager.capacity import Capacity
-from kvmanager.prefix_cache import ROOT, PrefixCache, block_identity
-from kvmanager.request import Request, Sequence
+from kvmanager.content import Identify, block_identity
+from kvmanager.cost_model import CostModel
+from kvmanager.kv_events import KVEventLog, Tier
+from kvmanager.lookup import PartialMatch, PrefixLookup
+from kvmanager.request import PrefixMatchEnd, Request, RequestState, Sequence
+from kvmanager.step import StepBatch
+from kvmanager.tier import MemoryTier
+
+Charges = Counter[Account]
+"""Blocks that each account would be charged with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,65 +27,219 @@ class Admission:
     """Where a request's blocks would come from. Nothing has been taken yet.
 
     Attributes:
-        matched: for each unfinished sequence, the cached blocks it starts with.
+        sources: for each unfinished sequence, the blocks of either tier that it starts with.
+        partial: a block of which the first sequence copies the beginning.
         num_shared: leading blocks that siblings take over from the first sequence where the cache gives them fewer.
-        num_needed: blocks that leave the pool's available ones: new ones, and matched ones that nobody references.
+        charges: blocks that leave the device pool's available ones: new ones, and sources that nobody references.
+        match_end: why there are no more sources; None where that was not asked.
     """
 
     request: Request
-    matched: list[list[Block]]
+    sources: list[list[Block]]
+    partial: PartialMatch | None
     num_shared: int
-    num_needed: int
+    charges: Charges
+    match_end: PrefixMatchEnd | None
 
 
 class Memory:
-    """Gives sequences their blocks, shares them, copies them on write, and takes them back.
+    """Gives sequences their blocks, shares them, copies them on write, moves them to the host tier and back.
 
     Blocks that a step under way may still touch are *retired* when they are released: they keep their reference until
-    that step's result has arrived (`release_retired`).
+    that step's result has arrived (`release_retired`). Blocks that the step being built copies from keep a reference
+    until the next one is built (`start_step`): a step moves and copies before it writes.
+
+    Args:
+        executor: its name in KV events.
+        quotas: by owner.
+        identify: how a block's identity is made; tests make collisions with it.
     """
 
-    def __init__(self, capacity: Capacity, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        executor: str,
+        capacity: Capacity,
+        costs: CostModel,
+        quotas: Mapping[str, Quota],
+        log: KVEventLog,
+        prefix_caching: bool = True,
+        identify: Identify = block_identity,
+    ) -> None:
         self.capacity = capacity
         self.block_size = capacity.block_size
-        self.prefix_cache = PrefixCache()
-        self.pool = BlockPool(capacity.num_blocks, self.prefix_cache.evict)
-        self._prefix_caching = prefix_caching
-        self._retired: dict[int, list[list[Block]]] = {}
+        self.costs = costs
+        self.device = MemoryTier(executor, Tier.DEVICE, capacity.num_blocks, quotas, log, self._keep_evicted)
+        self.host = MemoryTier(executor, Tier.HOST, capacity.num_host_blocks, {}, log)
+        self.pool = self.device.pool
+        self.lookup = PrefixLookup(self.device, self.host, capacity.block_size, costs, identify)
         self.last_finished_step = 0
+        self._prefix_caching = prefix_caching
+        self._step = 0
+        self._retired: dict[int, list[list[Block]]] = {}
+        self._reading: list[Block] = []
+        self._reading_host: list[Block] = []
+        self._pinned: list[list[Block]] = []
+        self._swaps_out: list[tuple[int, int]] = []
+        self._swaps_in: list[tuple[int, int]] = []
+        self._copies: list[tuple[int, int]] = []
+
+    # The step being built
+
+    def start_step(self, step: int) -> None:
+        """What earlier steps copied from may be overwritten by this one."""
+        self._step = step
+        if self._reading:
+            self.pool.release(self._reading)
+            self._reading.clear()
+        if self._reading_host:
+            self.host.pool.release(self._reading_host)
+            self._reading_host.clear()
+
+    def hand_over_copies(self, batch: StepBatch) -> None:
+        """Moves the copies that were decided on into the batch."""
+        batch.swaps_out, self._swaps_out = self._swaps_out, []
+        batch.swaps_in, self._swaps_in = self._swaps_in, []
+        batch.block_copies, self._copies = self._copies, []
 
     # Admission
 
     def plan(self, request: Request) -> Admission:
-        """Finds the cached beginning of each of the request's sequences, and counts the blocks it needs beside that."""
+        """Finds what each of the request's sequences can start with, and counts the blocks it needs beside that."""
         sequences = request.unfinished()
-        num_shared = len(request.spec.prompt_token_ids) // self.block_size
-        matched = [self._match(sequence) for sequence in sequences]
-        num_new = 0
-        for index, (sequence, blocks) in enumerate(zip(sequences, matched, strict=True)):
-            held = len(blocks) if index == 0 else max(len(blocks), num_shared)
-            num_new += self.capacity.blocks_for(len(sequence.token_ids)) - held
-        revived = {block.block_id for blocks in matched for block in blocks if block.reference_count == 0}
-        return Admission(request, matched, num_shared, num_new + len(revived))
+        swapped = request.state is RequestState.SWAPPED
+        if swapped:
+            sources = [self._locate(sequence) for sequence in sequences]
+        elif self._prefix_caching:
+            sources = [self.lookup.match(sequence) for sequence in sequences]
+        else:
+            sources = [[] for _ in sequences]
+        num_shared = 0 if swapped else len(request.spec.prompt_token_ids) // self.block_size
+        partial = match_end = None
+        if self._prefix_caching and not swapped:
+            partial = self.lookup.partial(sequences[0], len(sources[0]), self._step)
+            if request.num_cached_tokens is None:
+                match_end = self._match_end(sequences[0], sources[0], partial)
+        charges = self._count_charges(request, sequences, sources, num_shared)
+        if partial is not None and not self._can_hold(partial.block, charges):
+            partial = None
+        return Admission(request, sources, partial, num_shared, charges, match_end)
+
+    def _can_hold(self, block: Block, charges: Charges) -> bool:
+        """Counts a block that is held while it is copied from. It must not be what a request waits for."""
+        if block.reference_count or block.account is None:
+            return True
+        charges[block.account] += 1
+        if not self.shortage(charges):
+            return True
+        charges[block.account] -= 1
+        return False
+
+    def _match_end(self, sequence: Sequence, sources: list[Block], partial: PartialMatch | None) -> PrefixMatchEnd:
+        computed = len(sources) * self.block_size + (partial.num_tokens if partial else 0)
+        if computed == len(sequence.token_ids) - 1:
+            return PrefixMatchEnd.LAST_TOKEN
+        return self.lookup.match_end(sequence, len(sources))
+
+    def _locate(self, sequence: Sequence) -> list[Block]:
+        """Where a swapped-out sequence's blocks are; those that the device still caches need not be moved."""
+        located = []
+        for block in sequence.host_table:
+            cached = self.device.cache.get(block.content) if block.content is not None else None
+            located.append(cached or block)
+        return located
+
+    def _count_charges(
+        self, request: Request, sequences: list[Sequence], sources: list[list[Block]], num_shared: int
+    ) -> Charges:
+        charges: Charges = Counter()
+        accounts, scopes = self.pool.accounts, request.scopes
+        counted: set[tuple[bool, int]] = set()
+        for order, (sequence, blocks) in enumerate(zip(sequences, sources, strict=True)):
+            for index, block in enumerate(blocks):
+                fetched = self._is_host(block)
+                if fetched or block.reference_count == 0:
+                    key = (fetched, block.block_id)
+                    if key not in counted:
+                        counted.add(key)
+                        account = accounts[scopes[index].owner] if fetched else block.account
+                        assert account is not None
+                        charges[account] += 1
+            first = len(blocks) if order == 0 else max(len(blocks), num_shared)
+            for index in range(first, self.capacity.blocks_for(len(sequence.token_ids))):
+                charges[accounts[scopes[index].owner]] += 1
+        return charges
+
+    def _is_host(self, block: Block) -> bool:
+        blocks = self.host.pool.blocks
+        return block.block_id < len(blocks) and blocks[block.block_id] is block
+
+    def shortage(self, charges: Charges, *, after_retirement: bool = False) -> str:
+        """What stands in the way of these charges: "blocks", "tenant_limit", or nothing.
+
+        Args:
+            after_retirement: count what becomes available once the steps under way have finished.
+        """
+        retiring = self._retiring() if after_retirement else Counter[Account]()
+        for account, count in charges.items():
+            room = account.room
+            if room is not None and count > room + retiring[account]:
+                return "tenant_limit"
+        left = self.pool.num_available + retiring.total() - charges.total()
+        return "blocks" if left < self.pool.accounts.kept_for_owners(charges) else ""
 
     def admit(self, admission: Admission) -> None:
         """Takes the blocks for all tokens that the request's sequences have so far.
 
-        The caller has checked `num_needed` against `pool.num_available`.
+        The caller has checked `shortage(admission.charges)`.
         """
-        sequences = admission.request.unfinished()
-        for blocks in admission.matched:  # all of them first: allocating for one must not evict another's match
+        request, sequences = admission.request, admission.request.unfinished()
+        for blocks in admission.sources:  # all of them first: allocating for one must not evict another's
             for block in blocks:
-                self.pool.retain(block)
+                (self.host.pool if self._is_host(block) else self.pool).retain(block)
+        if admission.partial is not None:
+            self.pool.retain(admission.partial.block)
+            self._reading.append(admission.partial.block)
+        fetched: dict[Block, Block] = {}
         leader = sequences[0]
-        for sequence, blocks in zip(sequences, admission.matched, strict=True):
-            sequence.table = list(blocks)
-            if sequence is not leader and len(blocks) < admission.num_shared:
-                self._follow(sequence, leader, admission.num_shared)
-            sequence.num_computed = len(sequence.table) * self.block_size
-            sequence.num_registered = len(sequence.table)
-            for _ in range(self.capacity.blocks_for(len(sequence.token_ids)) - len(sequence.table)):
-                sequence.table.append(self.pool.allocate())
+        for sequence, sources in zip(sequences, admission.sources, strict=True):
+            sequence.table = [self._fetch(block, request, fetched) for block in sources]
+            if request.state is RequestState.SWAPPED:
+                self._reading_host += sequence.host_table
+                sequence.host_table = []
+            else:
+                if sequence is not leader and len(sources) < admission.num_shared:
+                    self._follow(sequence, leader, admission.num_shared)
+                sequence.num_computed = len(sequence.table) * self.block_size
+                sequence.num_registered = len(sequence.table)
+            for index in range(len(sequence.table), self.capacity.blocks_for(len(sequence.token_ids))):
+                sequence.table.append(self._allocate(request, index))
+        if admission.partial is not None:
+            copy = leader.table[len(admission.sources[0])]
+            self._copies.append((admission.partial.block.block_id, copy.block_id))
+            leader.num_computed += admission.partial.num_tokens
+
+    def tokens_from_host(self, admission: Admission) -> int:
+        """Tokens that the first sequence was given from the host tier."""
+        return sum(map(self._is_host, admission.sources[0])) * self.block_size
+
+    def _allocate(self, request: Request, index: int) -> Block:
+        return self.pool.allocate(self.pool.accounts[request.scopes[index].owner])
+
+    def _fetch(self, block: Block, request: Request, fetched: dict[Block, Block]) -> Block:
+        """The device block for a source: itself, or one that it is copied to from the host tier."""
+        if not self._is_host(block):
+            return block
+        self._reading_host.append(block)
+        copy = fetched.get(block)
+        if copy is not None:
+            self.pool.retain(copy)
+            return copy
+        owner = block.content.scope.owner if block.content else request.owner
+        copy = fetched[block] = self.pool.allocate(self.pool.accounts[owner])
+        self._swaps_in.append((block.block_id, copy.block_id))
+        if block.content is not None:
+            self.device.cache.register(copy, block.content, self._step)
+        return copy
 
     def _follow(self, sequence: Sequence, leader: Sequence, num_blocks: int) -> None:
         for block in leader.table[len(sequence.table) : num_blocks]:
@@ -84,55 +247,89 @@ class Memory:
             sequence.table.append(block)
         sequence.leader, sequence.leader_tokens = leader, num_blocks * self.block_size
 
-    def _match(self, sequence: Sequence) -> list[Block]:
-        if not self._prefix_caching:
-            return []
-        # Even where everything is cached the last token is computed again: its logits choose the next one.
-        num_blocks = (len(sequence.token_ids) - 1) // self.block_size
-        self._identify(sequence, num_blocks)
-        return self.prefix_cache.match(sequence.identities[:num_blocks], sequence.token_ids, self.block_size)
+    # Sharing what others compute at the same time
+
+    def take_over(self, sequence: Sequence) -> list[tuple[int, Block]]:
+        """Replaces the blocks that a prefill would fill next by those that somebody else fills already.
+
+        Returns:
+            The logical indices that changed, and their blocks.
+        """
+        changes: list[tuple[int, Block]] = []
+        while self._prefix_caching and (block := self.lookup.next_block(sequence)) is not None:
+            index = sequence.num_computed // self.block_size
+            own = sequence.table[index]
+            if own is block or own.reference_count > 1:
+                break  # siblings wait for this one to be filled
+            self.pool.retain(block)
+            sequence.table[index] = block
+            self.pool.release([own])  # no step has touched it
+            sequence.num_computed += self.block_size
+            sequence.num_registered = index + 1
+            changes.append((index, block))
+        return changes
+
+    def merge_duplicates(self, sequence: Sequence) -> list[tuple[int, Block]]:
+        """Replaces blocks of a sequence whose content another block gave out first. Returns as `take_over`."""
+        changes: list[tuple[int, Block]] = []
+        duplicates = sequence.duplicates[:]
+        sequence.duplicates.clear()
+        for index in duplicates:
+            content, own = sequence.contents[index], sequence.table[index]
+            block = self.device.cache.get(content)
+            if block is None:
+                if own.content is None:
+                    self.device.cache.register(own, content, sequence.last_step)
+            elif block is not own:
+                self.pool.retain(block)
+                sequence.table[index] = block
+                self._retire([own], sequence.last_step)
+                changes.append((index, block))
+        return changes
 
     # Writing
 
-    def blocks_to_write(self, sequences: Iterable[Sequence]) -> int:
+    def blocks_to_write(self, sequences: Iterable[Sequence]) -> Charges:
         """Blocks to allocate before each of these can write its next token: at block borders, and for copies."""
-        num_new = 0
-        shared: list[Block] = []
+        charges: Charges = Counter()
+        shared: Counter[Block] = Counter()
+        accounts = self.pool.accounts
         for sequence in sequences:
             index = sequence.num_computed // self.block_size
             if index == len(sequence.table):
-                num_new += 1
+                charges[accounts[sequence.request.scopes[index].owner]] += 1
             elif sequence.table[index].reference_count > 1:
-                shared.append(sequence.table[index])
-        if not shared:
-            return num_new
-        # The last holder of a shared block writes in place.
-        return num_new + sum(min(count, block.reference_count - 1) for block, count in Counter(shared).items())
+                block = sequence.table[index]
+                shared[block] += 1
+                if shared[block] < block.reference_count:  # the last holder of a shared block writes in place
+                    charges[accounts[sequence.request.scopes[index].owner]] += 1
+        return charges
 
-    def prepare_write(self, sequence: Sequence) -> tuple[int, Block | None] | None:
+    def prepare_write(self, sequence: Sequence) -> tuple[int, Block] | None:
         """Makes the block of the sequence's next token its own (copy-on-write, section 4.4).
 
         Returns:
-            None when the table stays as it is; otherwise the logical index that changed, and the block to copy from
-            when it is a copy rather than a new block.
+            None when the table stays as it is; otherwise the logical index that changed, and its block.
         """
         index = sequence.num_computed // self.block_size
         if index == len(sequence.table):
-            sequence.table.append(self.pool.allocate())
-            return index, None
+            block = self._allocate(sequence.request, index)
+            sequence.table.append(block)
+            return index, block
         shared = sequence.table[index]
         if shared.reference_count == 1:
             return None
-        sequence.table[index] = self.pool.allocate()
+        block = sequence.table[index] = self._allocate(sequence.request, index)
         self.pool.release([shared])
-        return index, shared
+        self._copies.append((shared.block_id, block.block_id))
+        return index, block
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Gives the child the parent's table: every block shared, the partly filled one included."""
         for block in parent.table:
             self.pool.retain(block)
         child.table = list(parent.table)
-        child.identities = list(parent.identities)
+        child.contents = list(parent.contents)
         child.num_computed = parent.num_computed
         child.num_registered = parent.num_registered
 
@@ -145,61 +342,158 @@ class Memory:
         num_full = min(sequence.num_computed, len(sequence.token_ids)) // self.block_size
         if num_full <= sequence.num_registered or not self._prefix_caching:
             return
-        self._identify(sequence, num_full)
+        contents = self.lookup.contents(sequence, num_full)
         for index in range(sequence.num_registered, num_full):
-            first = index * self.block_size
-            block_tokens = sequence.token_ids[first : first + self.block_size]
-            if sequence.table[index].identity is None:
-                self.prefix_cache.register(sequence.table[index], sequence.identities[index], block_tokens)
+            block = sequence.table[index]
+            if block.content is None and not self.device.cache.register(block, contents[index], sequence.last_step):
+                sequence.duplicates.append(index)
         sequence.num_registered = num_full
 
-    def _identify(self, sequence: Sequence, num_blocks: int) -> None:
-        identities = sequence.identities
-        for index in range(len(identities), num_blocks):
-            first = index * self.block_size
-            tokens = sequence.token_ids[first : first + self.block_size]
-            identities.append(block_identity(identities[-1] if index else ROOT, tokens, sequence.request.spec.salt))
+    # The host tier
+
+    def can_swap_out(self, request: Request) -> bool:
+        """Whether the host tier has room for the request's blocks, and moving them is the cheaper way."""
+        sequences = request.unfinished()
+        if any(sequence.follows for sequence in sequences):
+            return False  # blocks that the leader has not filled yet would be moved
+        blocks = {block for sequence in sequences for block in self._computed_blocks(sequence)}
+        num_needed = 0
+        for block in blocks:
+            copy = self.host.cache.get(block.content) if block.content else None
+            num_needed += copy is None or copy.reference_count == 0
+        if not blocks or num_needed > self.host.pool.num_available:
+            return False
+        return self.costs.prefers_swap(len(blocks), self._tokens_in(sequences))
+
+    def _computed_blocks(self, sequence: Sequence) -> list[Block]:
+        return sequence.table[: self.capacity.blocks_for(sequence.num_computed)]
+
+    def _tokens_in(self, sequences: list[Sequence]) -> int:
+        """Tokens to compute again without a swap; siblings share the prompt's full blocks."""
+        shared = len(sequences[0].request.spec.prompt_token_ids) // self.block_size * self.block_size
+        return shared + sum(max(0, sequence.num_computed - shared) for sequence in sequences)
+
+    def swap_out(self, sequence: Sequence, moved: dict[Block, Block]) -> None:
+        """Moves a sequence's computed blocks to the host tier; whoever shares them on the device keeps them.
+
+        Args:
+            moved: device block -> host block of the siblings before, which share their copies too.
+        """
+        for block in self._computed_blocks(sequence):
+            copy = moved.get(block)
+            if copy is None:
+                copy = moved[block] = self._to_host(block)
+            else:
+                self.host.pool.retain(copy)
+            sequence.host_table.append(copy)
+        self._release_table(sequence)
+
+    def _to_host(self, block: Block) -> Block:
+        """A host block with one more reference that holds, or after this step will hold, the same as the device's."""
+        if block.content is not None and (copy := self.host.cache.get(block.content)) is not None:
+            self.host.pool.retain(copy)
+            return copy
+        assert block.account is not None
+        copy = self.host.pool.allocate(self.host.pool.accounts[block.account.owner])
+        self._swaps_out.append((block.block_id, copy.block_id))
+        if block.content is not None:
+            self.host.cache.register(copy, block.content, self._step)
+        return copy
+
+    def _keep_evicted(self, block: Block) -> None:
+        """Moves a cached block's content to the host tier before its place is taken."""
+        content = block.content
+        assert content is not None
+        if not self.host.pool.num_available or not self.costs.keeps_evicted or self.host.cache.get(content):
+            return
+        # Held until the next step is built: no other copy of this step may go to the same place.
+        self._reading_host.append(self._to_host(block))
 
     # Releasing
 
     def release(self, sequence: Sequence) -> None:
         """Takes the sequence's blocks back, at once or when its last step has finished."""
+        self._release_table(sequence)
+        if sequence.host_table:
+            self.host.pool.release(sequence.host_table)
+            sequence.host_table = []
+
+    def next_check(self, sequence: Sequence) -> int:
+        """The number of tokens at which the sequence's next block is full."""
+        if not self._prefix_caching:
+            return sequence.request.max_length
+        full = (sequence.num_registered + 1) * self.block_size
+        return min(max(full, len(sequence.token_ids) + 1), sequence.request.max_length)
+
+    def _release_table(self, sequence: Sequence) -> None:
         table, sequence.table = sequence.table, []
-        if sequence.last_step <= self.last_finished_step:
-            self.pool.release(table)
-        elif table:
-            self._retired.setdefault(sequence.last_step, []).append(table)
+        sequence.duplicates.clear()
+        self._retire(table, sequence.last_step)
+
+    def _retire(self, blocks: list[Block], last_step: int) -> None:
+        if last_step <= self.last_finished_step:
+            self.pool.release(blocks)
+        elif blocks:
+            self._retired.setdefault(last_step, []).append(blocks)
 
     def release_retired(self, finished_step: int) -> None:
         """Releases what waited for this step's result."""
         self.last_finished_step = finished_step
-        for step in [step for step in self._retired if step <= finished_step]:
-            for table in self._retired.pop(step):
-                self.pool.release(table)
+        if self._retired:
+            for step in [step for step in self._retired if step <= finished_step]:
+                for blocks in self._retired.pop(step):
+                    self.pool.release(blocks)
 
     def num_retiring(self) -> int:
         """Blocks that become available once the steps under way have finished, whatever else happens."""
-        if not self._retired:
-            return 0
+        return self._retiring().total() if self._retired else 0
+
+    def _retiring(self) -> Charges:
+        """Those blocks, by whom they are charged to."""
         retired = Counter(self._retired_blocks())
-        return sum(block.reference_count == count for block, count in retired.items())
+        return Counter(
+            block.account for block, count in retired.items() if block.account and count == block.reference_count
+        )
 
     def _retired_blocks(self) -> list[Block]:
         return [block for tables in self._retired.values() for table in tables for block in table]
 
+    # Pins
+
+    def pin(self, sequence: Sequence, num_blocks: int) -> list[Block]:
+        """Keeps the sequence's first blocks until `unpin`."""
+        blocks = sequence.table[:num_blocks]
+        for block in blocks:
+            self.pool.retain(block)
+        self._pinned.append(blocks)
+        return blocks
+
+    def unpin(self, blocks: list[Block]) -> None:
+        """Lets go of what `pin` returned."""
+        self._pinned = [pinned for pinned in self._pinned if pinned is not blocks]
+        self.pool.release(blocks)
+
     # Accounting
 
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts that no block is lost, free twice, or counted wrongly, given every live sequence."""
-        references = Counter(self._retired_blocks())
+    def check_integrity(self, sequences: Seq[Sequence]) -> None:
+        """Asserts that no block is lost, free twice, or counted wrongly, given every sequence with blocks."""
+        assert not self._swaps_out
+        assert not self._swaps_in
+        assert not self._copies
+        device = Counter(self._retired_blocks())
+        device.update(self._reading)
+        host = Counter(self._reading_host)
+        for blocks in self._pinned:
+            device.update(blocks)
         for sequence in sequences:
-            references.update(sequence.table)
-            assert len(sequence.table) >= self.capacity.blocks_for(sequence.num_computed)
-            for block, identity in zip(sequence.table[: sequence.num_registered], sequence.identities, strict=False):
-                assert block.identity in (None, identity), f"{block} is cached under another identity"
-        for block in self.pool.blocks:
-            assert block.reference_count == references[block], f"{block} is referenced {references[block]} times"
-        pool = self.pool
-        assert pool.num_free + pool.num_cached + pool.num_referenced == pool.num_blocks
-        pool.check_integrity()
-        self.prefix_cache.check_integrity(pool.blocks)
+            device.update(sequence.table)
+            host.update(sequence.host_table)
+            assert not (sequence.table and sequence.host_table)
+            held = sequence.table or sequence.host_table
+            assert len(held) >= self.capacity.blocks_for(sequence.num_computed)
+            for block, content in zip(held[: sequence.num_registered], sequence.contents, strict=False):
+                assert block.content is None or block.content.identity == content.identity, f"{block} is another's"
+        for tier, references in ((self.device, device), (self.host, host)):
+            for block in tier.pool.blocks:
+                assert block.reference_count == references[block], f"{block} is referenced {references[block]} times"
+            tier.check_integrity()

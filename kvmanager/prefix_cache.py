@@ -2,78 +2,125 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from kvmanager.block import Block
+from kvmanager.content import Content
+from kvmanager.kv_events import BlockRemoved, BlockStored, KVEventLog, Tier
 
-ROOT = b""
-"""The parent of a sequence's first block."""
-
-
-def block_identity(parent: bytes, token_ids: Sequence[int], salt: bytes, adapter: bytes = b"") -> bytes:
-    """SHA-256 over everything that a full block's keys and values depend on.
-
-    Args:
-        parent: identity of the block before, `ROOT` for the first.
-        token_ids: the block's tokens, each an int32.
-        salt: separates callers that must not share; the same tokens under another salt are another block.
-        adapter: the weights' variant; empty for the base model.
-
-    Every field is framed by its length, so no two different inputs are hashed as the same bytes.
-    """
-    digest = hashlib.sha256(b"octavo.block.1")
-    for field in (parent, array("i", token_ids).tobytes(), salt, adapter):
-        digest.update(len(field).to_bytes(8, "little"))
-        digest.update(field)
-    return digest.digest()
+MAX_SIBLINGS = 8
+"""So many of the newest blocks after the same prefix are compared when a part of one may be of use."""
 
 
 class PrefixCache:
-    """Maps identities to the one block that is given out for each.
+    """Maps identities to the one block of a tier that is given out for each.
 
     A block stays in here after its last reference is gone, until the pool evicts it.
+
+    Args:
+        num_remembered: how many evicted blocks' names are kept, to tell "evicted" from "never seen".
     """
 
-    def __init__(self) -> None:
-        self._blocks: dict[bytes, Block] = {}
+    def __init__(self, executor: str, tier: Tier, log: KVEventLog, num_remembered: int) -> None:
         self.num_evicted = 0
+        self._executor = executor
+        self._tier = tier
+        self._log = log
+        self._blocks: dict[bytes, Block] = {}
+        self._siblings: dict[tuple[bytes, bytes], dict[Block, None]] = {}
+        self._likenesses: Counter[tuple[str, int]] = Counter()
+        self._num_remembered = num_remembered
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def match(self, identities: Sequence[bytes], token_ids: Sequence[int], block_size: int) -> list[Block]:
-        """Returns the longest chain of cached blocks for these identities, verified against the token ids.
+    def get(self, content: Content) -> Block | None:
+        """The block with this content, verified against the tokens: equal names are not proof enough."""
+        block = self._blocks.get(content.identity)
+        if block is None or block.content is None or block.content.tokens != content.tokens:
+            return None
+        return block
+
+    def match(self, contents: Sequence[Content]) -> list[Block]:
+        """Returns the longest chain of blocks with these contents.
 
         Takes no reference: the caller checks its capacity first, then retains them.
         """
         matched: list[Block] = []
-        for index, identity in enumerate(identities):
-            block = self._blocks.get(identity)
-            if block is None or block.token_ids != tuple(token_ids[index * block_size : (index + 1) * block_size]):
+        for content in contents:
+            block = self.get(content)
+            if block is None:
                 break
             matched.append(block)
         return matched
 
-    def register(self, block: Block, identity: bytes, token_ids: Sequence[int]) -> None:
-        """Makes a full block available to others. Where the identity is already known the first block stays."""
-        if identity in self._blocks:
-            return
-        assert block.identity is None, f"{block} holds something else"
-        block.identity = identity
-        block.token_ids = tuple(token_ids)
-        self._blocks[identity] = block
+    def siblings(self, parent: bytes, salt: bytes) -> list[Block]:
+        """The newest few blocks that continue the same prefix in the same scope."""
+        family = self._siblings.get((parent, salt))
+        if family is None:
+            return []
+        return [block for block, _ in zip(reversed(family), range(MAX_SIBLINGS), strict=False)]
+
+    def was_evicted(self, content: Content) -> bool:
+        """Such a block was here, not long ago."""
+        return content.identity in self._evicted
+
+    def has_likeness(self, owner: str, content: Content) -> bool:
+        """The owner has a block with the same tokens after the same tokens, in whatever scope."""
+        return (owner, content.likeness) in self._likenesses
+
+    def register(self, block: Block, content: Content, written_step: int) -> bool:
+        """Makes a full block available to others.
+
+        Returns:
+            False where another block is given out for this identity already; that one stays.
+        """
+        if content.identity in self._blocks:
+            return False
+        assert block.content is None, f"{block} holds something else"
+        block.content = content
+        block.written_step = written_step
+        self._blocks[content.identity] = block
+        self._siblings.setdefault((content.parent, content.scope.salt), {})[block] = None
+        self._likenesses[content.scope.owner, content.likeness] += 1
+        self._evicted.pop(content.identity, None)
+        self._log.append(BlockStored(self._executor, self._tier, content.identity, content.parent, content.tokens))
+        return True
 
     def evict(self, block: Block) -> None:
         """Forgets a block whose content is about to be overwritten."""
-        assert block.identity is not None
-        del self._blocks[block.identity]
-        block.identity = None
-        block.token_ids = ()
+        content = block.content
+        assert content is not None
+        del self._blocks[content.identity]
+        block.content = None
+        place = (content.parent, content.scope.salt)
+        family = self._siblings[place]
+        del family[block]
+        if not family:
+            del self._siblings[place]
+        likeness = (content.scope.owner, content.likeness)
+        self._likenesses[likeness] -= 1
+        if not self._likenesses[likeness]:
+            del self._likenesses[likeness]
         self.num_evicted += 1
+        self._remember(content.identity)
+        self._log.append(BlockRemoved(self._executor, self._tier, content.identity))
+
+    def _remember(self, identity: bytes) -> None:
+        self._evicted[identity] = None
+        if len(self._evicted) > self._num_remembered:
+            self._evicted.popitem(last=False)
 
     def check_integrity(self, blocks: Sequence[Block]) -> None:
-        """Asserts that the map and the blocks agree on who holds what."""
-        assert all(block.identity == identity for identity, block in self._blocks.items())
-        assert sum(block.identity is not None for block in blocks) == len(self._blocks)
+        """Asserts that the maps and the blocks agree on who holds what."""
+        holding = [block for block in blocks if block.content is not None]
+        assert len(holding) == len(self._blocks)
+        for block in holding:
+            content = block.content
+            assert content is not None
+            assert self._blocks[content.identity] is block
+            assert block in self._siblings[content.parent, content.scope.salt]
+        assert sum(map(len, self._siblings.values())) == len(holding)
+        assert self._likenesses.total() == len(holding)

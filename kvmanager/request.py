@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from kvmanager.block import Block
+from kvmanager.content import Content, ScopeMap
+from kvmanager.spec import RequestSpec
+
+if TYPE_CHECKING:
+    from kvmanager.beam_search import BeamSearch
 
 
 class FinishReason(Enum):
@@ -16,31 +21,30 @@ class FinishReason(Enum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSpec:
-    """What a gateway asks for.
+class PrefixMatchEnd(Enum):
+    """Why no more of a prompt came from the prefix cache.
 
-    Attributes:
-        handle: the caller's name for the request, unique while it lives.
-        prompt_token_ids: at least one.
-        salt: part of every block's identity in the prefix cache.
-        n: parallel samples of the one prompt.
-        max_tokens: output tokens of each sequence; 0 for whatever fits the context and the pool.
-        min_tokens: no stop token counts before this many.
-        stop_token_ids: tokens that end a sequence.
-        sampling: what only the executor reads; passed on unread.
-        deadline: on the caller's monotonic clock, in seconds; None for never.
+    NEVER_SEEN: the next block's tokens were never cached, or long ago.
+    EVICTED: it was cached until other content took its place.
+    OTHER_SCOPE: it is cached, by the same owner under another scope.
+    PARTIAL_BLOCK: the rest of the prompt does not fill a block.
+    LAST_TOKEN: all is cached; the last token is always computed, for its logits choose the next one.
     """
 
-    handle: Hashable
-    prompt_token_ids: list[int]
-    salt: bytes = b""
-    n: int = 1
-    max_tokens: int = 0
-    min_tokens: int = 0
-    stop_token_ids: frozenset[int] = frozenset()
-    sampling: object = None
-    deadline: float | None = None
+    NEVER_SEEN = "never seen"
+    EVICTED = "evicted"
+    OTHER_SCOPE = "other scope"
+    PARTIAL_BLOCK = "partial block"
+    LAST_TOKEN = "last token"
+
+
+class RequestState(Enum):
+    """Where a request is. A waiting one has never run; a preempted one has given its blocks back."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    SWAPPED = "swapped"
 
 
 class Sequence:
@@ -48,51 +52,74 @@ class Sequence:
 
     Attributes:
         token_ids: prompt and output, as far as results have arrived.
-        num_in_flight: tokens that steps under way will sample; the executor knows them, this process not yet.
-        num_computed: tokens whose keys and values are written, or will be by the steps under way.
+        num_computed: tokens whose keys and values are written, or will be by the steps under way. The executor may
+            know tokens that have not arrived here: when this reaches the length of `token_ids`, one is under way.
         table: the physical block of each logical block (section 4.3).
-        identities: identity of each full block of `token_ids`, grown on demand.
+        host_table: while it is swapped out, where each block is in the host tier.
+        contents: of each full block of `token_ids`, grown on demand.
         num_registered: leading blocks of the table that were offered to the prefix cache.
+        duplicates: logical indices whose content another block already gave out when this one was offered.
         last_step: last step with a row of this sequence; its blocks may be touched until that step's result is here.
+        due_step: the next step at which it needs more than a row while it decodes.
+        next_check: the length of `token_ids` at which a block is full or the sequence is over.
         leader: after a resumption, the sibling whose prompt blocks this one shares, and which has to fill them first:
             up to `leader_tokens` tokens.
+        score: sum of its output tokens' log probabilities, where sequences are ranked.
+        candidates: a beam's most likely next tokens and their log probabilities, once they have arrived.
         resident: the executor knows it.
     """
 
     __slots__ = (
+        "candidates",
+        "contents",
+        "due_step",
+        "duplicates",
+        "finish_reason",
         "finished",
-        "identities",
+        "handle",
+        "host_table",
         "last_step",
         "leader",
         "leader_tokens",
+        "next_check",
         "num_computed",
-        "num_in_flight",
         "num_registered",
         "prompt_length",
         "request",
         "resident",
         "sample_index",
+        "score",
         "sequence_id",
+        "stop_token_ids",
         "table",
         "token_ids",
     )
 
     def __init__(self, sequence_id: int, request: Request, sample_index: int) -> None:
+        spec = request.spec
         self.sequence_id = sequence_id
         self.request = request
+        self.handle = spec.handle
         self.sample_index = sample_index
-        self.prompt_length = len(request.spec.prompt_token_ids)
-        self.token_ids = list(request.spec.prompt_token_ids)
-        self.num_in_flight = 0
+        self.prompt_length = len(spec.prompt_token_ids)
+        self.token_ids = list(spec.prompt_token_ids)
+        self.stop_token_ids = spec.stop_token_ids
         self.num_computed = 0
         self.table: list[Block] = []
-        self.identities: list[bytes] = []
+        self.host_table: list[Block] = []
+        self.contents: list[Content] = []
         self.num_registered = 0
+        self.duplicates: list[int] = []
         self.last_step = 0
+        self.due_step = 0
+        self.next_check = 0
         self.leader: Sequence | None = None
         self.leader_tokens = 0
+        self.score = 0.0
+        self.candidates: tuple[list[int], list[float]] | None = None
         self.resident = False
         self.finished = False
+        self.finish_reason: FinishReason | None = None
 
     @property
     def num_output(self) -> int:
@@ -100,20 +127,33 @@ class Sequence:
         return len(self.token_ids) - self.prompt_length
 
     @property
-    def num_to_compute(self) -> int:
-        """Tokens the next steps can compute: 1 for a decode, more for a prefill, 0 when there is nothing to do."""
-        length = len(self.token_ids) + self.num_in_flight
-        if self.finished or length >= self.request.max_length:
-            return 0  # the last token is never fed back
-        if self.leader is not None and self.leader.num_computed < self.leader_tokens:
-            return 0
-        return length - self.num_computed
+    def token_under_way(self) -> bool:
+        """A step under way samples its next token."""
+        return self.num_computed >= len(self.token_ids)
+
+    @property
+    def follows(self) -> bool:
+        """The leader has not filled the shared blocks yet."""
+        return self.leader is not None and self.leader.num_computed < self.leader_tokens
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens known here that are still to be computed; 0 while the leader has to go first."""
+        return 0 if self.follows else max(0, len(self.token_ids) - self.num_computed)
+
+    @property
+    def num_rows_left(self) -> int:
+        """Decodes until the sequence is as long as it may get: its last token is never fed back."""
+        return self.request.max_length - 1 - self.num_computed
 
     def reset(self) -> None:
-        """Back to nothing computed, as after a preemption. The table must be empty already."""
+        """Back to nothing computed, as after a preemption. The tables must be empty already."""
         assert not self.table
+        assert not self.host_table
         self.num_computed = self.num_registered = 0
         self.leader = None
+        self.candidates = None
+        self.duplicates.clear()
         self.resident = False
 
 
@@ -122,25 +162,51 @@ class Request:
     """A request while it lives. All its sequences are admitted, preempted and resumed together.
 
     Attributes:
+        arrival: number in order of arrival.
+        arrived: time of arrival.
+        scopes: of each logical block of its sequences.
         max_length: tokens of a whole sequence, prompt and output.
-        forked: its n sequences exist. Before that only the first does, which prefills the prompt for all.
+        beams: the search that its sequences are the live beams of.
+        forked: its sequences exist. Before that only the first does, which prefills the prompt for all.
+        num_rows: sequences that it may run at once, which count against the limit of running ones.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission; None before it.
         num_losses: executors that were lost while it ran, since its last token.
         waiting_reason: why it was not admitted when last looked at.
+        branches, choices: what the executor has to hear before the beams go on: (parent, child) and (beam, token).
     """
 
     spec: RequestSpec
+    arrival: int
+    arrived: float
+    scopes: ScopeMap
     max_length: int
+    beams: BeamSearch | None = None
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
+    num_rows: int = 0
     num_cached_tokens: int | None = None
+    prefix_match_end: PrefixMatchEnd | None = None
     num_losses: int = 0
     waiting_reason: str = ""
+    state: RequestState = RequestState.WAITING
+    state_since: float = 0.0
+    branches: list[tuple[Sequence, Sequence]] = field(default_factory=list)
+    choices: list[tuple[Sequence, int]] = field(default_factory=list)
+
+    @property
+    def owner(self) -> str:
+        """Whom the blocks of its answer are charged to."""
+        return self.scopes.last.owner
+
+    @property
+    def ranked(self) -> bool:
+        """Several sequences are sampled, and only the best returned."""
+        return self.beams is None and self.spec.best_of > self.spec.n
+
+    @property
+    def streamed(self) -> bool:
+        """Tokens are sent as they come."""
+        return self.beams is None and not self.ranked and self.spec.pin is None
 
     def unfinished(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if not sequence.finished]
-
-    @property
-    def num_reserved_sequences(self) -> int:
-        """Rows it can have at once: what it counts against the limit of running sequences."""
-        return len(self.unfinished()) if self.forked else self.spec.n

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from itertools import count
 
+from kvmanager.block import Block
 from kvmanager.counters import Counters
+from kvmanager.decode_set import DecodeSet
 from kvmanager.events import Event, EventKind, EventSink
-from kvmanager.memory import Memory
-from kvmanager.queue import FcfsQueue
-from kvmanager.request import Request, Sequence
+from kvmanager.memory import Admission, Charges, Memory
+from kvmanager.policies import Policy
+from kvmanager.request import Request, RequestState, Sequence
+from kvmanager.sequences import SequenceFactory
 from kvmanager.step import NewSequence, StepBatch
+from kvmanager.waiting import WaitingQueue
 
 SUSPECT_LOSSES = 2
 """A request under which so many executors in a row were lost runs alone until it has a token: if it is what breaks
@@ -24,8 +28,8 @@ class Limits:
 
     Attributes:
         max_batched_tokens: tokens computed in one step, decodes and prefill chunks together.
-        max_sequences: sequences running at once.
-        max_waiting_requests: requests in the queue.
+        max_sequences: sequences running at once on one executor.
+        max_waiting_requests: requests in the queue, those of all executors together.
     """
 
     max_batched_tokens: int
@@ -41,130 +45,310 @@ class Limits:
 
 
 class Scheduler:
-    """The queue of waiting requests and the running ones, in order of arrival.
+    """The requests of one executor: waiting, running, or swapped out.
 
-    Rules: decodes first, then chunks of admitted prompts, then new requests while the budget lasts. Nothing is
-    admitted in a step in which somebody had to wait for memory. When memory runs out the latest arrival gives all its
-    blocks back and is computed again later (preemption by recomputation, section 4.5).
+    A step: decodes first, then chunks of admitted prompts, then new requests while the budget lasts. Nothing is
+    admitted in a step in which somebody had to wait for memory, and nothing new while anything is swapped out. When
+    memory runs out, the last in the policy's order gives all its blocks back, and is fetched from the host tier or
+    computed again later (section 4.5 of the paper).
     """
 
-    def __init__(self, limits: Limits, counters: Counters, emit: EventSink) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        limits: Limits,
+        policy: Policy,
+        sequences: SequenceFactory,
+        counters: Counters,
+        emit: EventSink,
+    ) -> None:
+        self.memory = memory
         self.limits = limits
-        self.waiting = FcfsQueue()
+        self.waiting = WaitingQueue(policy)
         self.running: dict[Hashable, Request] = {}
+        self.swapped: dict[Hashable, Request] = {}
         self.sequences: dict[int, Sequence] = {}
+        self.decoding = DecodeSet()
+        self.prefilling: dict[int, Sequence] = {}
+        self.num_rows = 0
+        self._policy = policy
+        self._factory = sequences
         self._counters = counters
         self._emit = emit
-        self._sequence_ids = count(1)
+        self._stalled: list[Sequence] = []
+        self._expanded: list[Request] = []
+        self._duplicated: list[Sequence] = []
         self._to_forget: list[int] = []
+        self._suspects: set[Request] = set()
+        self._progress: dict[int, list[tuple[Request, int]]] = {}
 
     # One step
 
-    def schedule(self, step: int, memory: Memory, now: float) -> StepBatch:
+    def schedule(self, step: int, now: float) -> StepBatch:
         """Builds the next step; it is empty when there is nothing to do."""
         batch = StepBatch(step)
-        budget = self.limits.max_batched_tokens
-        budget, short_of_memory = self._schedule_decodes(batch, memory, budget, now)
-        budget = self._schedule_prefills(batch, memory, budget, now)
-        if not short_of_memory:
-            self._admit(batch, memory, budget, now)
+        self.memory.start_step(step)
+        enough_memory = self._schedule_decodes(batch, now)
+        budget = self.limits.max_batched_tokens - len(batch.row_sequence_ids)
+        budget = self._schedule_prefills(batch, budget, now)
+        if enough_memory:
+            self._admit(batch, budget, now)
         batch.forget, self._to_forget = self._to_forget, []
+        self.memory.hand_over_copies(batch)
         return batch
 
-    def _schedule_decodes(self, batch: StepBatch, memory: Memory, budget: int, now: float) -> tuple[int, bool]:
-        """Gives each sequence that waits for its next token a row. Returns the budget left, and if memory ran short."""
-        short_of_memory = False
-        for request in list(self.running.values()):
-            if request.spec.handle not in self.running:
-                break  # preempted just now, and so is everybody behind it
-            decodes = [sequence for sequence in request.sequences if sequence.num_to_compute == 1][:budget]
-            if not decodes:
-                continue
-            num_needed = memory.blocks_to_write(decodes)
-            if num_needed:
-                if short_of_memory:
-                    continue  # those behind must not take what the first in line is waiting for
-                short_of_memory = num_needed > memory.pool.num_available
-                if short_of_memory and not self._make_room(num_needed, request, memory, now):
-                    continue
-            for sequence in decodes:
-                self._decode(batch, memory, sequence)
-            budget -= len(decodes)
-        return budget, short_of_memory
+    # Decodes
 
-    def _schedule_prefills(self, batch: StepBatch, memory: Memory, budget: int, now: float) -> int:
+    def _schedule_decodes(self, batch: StepBatch, now: float) -> bool:
+        """Gives each sequence that waits for its next token a row. Returns False if memory ran short."""
+        step = batch.step
+        stalled, self._stalled = self._stalled, []
+        for sequence in stalled:
+            self.decoding.join(sequence, step)
+        due = self.decoding.due(step)
+        ready = self._secure(due, now)
+        self._announce_beams(batch)
+        self._merge_duplicates(batch)
+        leaving = [sequence for sequence in ready if self._prepare(batch, sequence)]
+        batch.row_sequence_ids = self.decoding.advance(step)
+        batch.row_num_tokens = [1] * len(batch.row_sequence_ids)
+        for tenant, num_tokens in self.decoding.tenants.items():
+            self._policy.served(tenant, 0, num_tokens)
+        for sequence in leaving:
+            self.decoding.leave(sequence)
+        return len(ready) == len(due)
+
+    def _prepare(self, batch: StepBatch, sequence: Sequence) -> bool:
+        """Makes room for a due sequence's next token. Returns True if this is its last row for now."""
+        change = self.memory.prepare_write(sequence)
+        if change is not None:
+            index, block = change
+            batch.table_edits.append((sequence.sequence_id, index, block.block_id))
+        last = sequence.num_rows_left == 1 or sequence.request.beams is not None
+        if not last:
+            block_size = self.memory.block_size
+            until_full = block_size - sequence.num_computed % block_size
+            self.decoding.look_at(sequence, batch.step + min(until_full, sequence.num_rows_left - 1))
+        return last
+
+    def _secure(self, due: list[Sequence], now: float) -> list[Sequence]:
+        """Sees to it that due sequences can have the blocks they need. Returns those that can.
+
+        The others have been preempted, or leave the decodes until there is memory.
+        """
+        charges = self.memory.blocks_to_write(due)
+        if not charges or not self.memory.shortage(charges):
+            return due
+        groups: dict[Request, list[Sequence]] = {}
+        for sequence in due:
+            groups.setdefault(sequence.request, []).append(sequence)
+        ready: list[Sequence] = []
+        promised: Charges = Counter()
+        must_wait = False
+        for request in sorted(groups, key=self._policy.rank):
+            if request.state is not RequestState.RUNNING:
+                continue  # preempted just now
+            needed = self.memory.blocks_to_write(groups[request])
+            # Those behind must not take what the first in line is waiting for.
+            if needed and (must_wait or not self._make_room(promised + needed, request, now)):
+                must_wait = True
+                if request.state is RequestState.RUNNING:
+                    self._stall(groups[request])
+                continue
+            ready += groups[request]
+            promised += needed
+        return ready
+
+    def _make_room(self, charges: Charges, request: Request, now: float) -> bool:
+        """Preempts the last in the policy's order until these blocks can be had.
+
+        Returns:
+            False when the request has to wait: for steps under way that still use what was given back, or because its
+            own turn to be preempted came.
+        """
+        while shortage := self.memory.shortage(charges):
+            if not self.memory.shortage(charges, after_retirement=True):
+                return False
+            victim = self._victim(request, shortage)
+            self.preempt(victim, now)
+            if victim is request:
+                return False
+        return True
+
+    def _victim(self, request: Request, shortage: str) -> Request:
+        """The last in the policy's order among those whose blocks would help; who has no more than its tenant's
+        reservation is left alone."""
+        if shortage == "tenant_limit":
+            helping = [each for each in self.running.values() if each.owner == request.owner]
+        else:
+            helping = [each for each in self.running.values() if not self._within_reservation(each.owner)]
+        return max(helping, key=self._policy.rank, default=request)
+
+    def _within_reservation(self, owner: str) -> bool:
+        account = self.memory.pool.accounts[owner]
+        return 0 < account.num_charged <= account.reserved
+
+    def _stall(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.decoding.leave(sequence)
+        self._stalled += sequences
+
+    def _announce_beams(self, batch: StepBatch) -> None:
+        """Tells the executor how the beams went on since their last step."""
+        for request in self._expanded:
+            for parent, child in request.branches:
+                batch.branches.append((parent.sequence_id, child.sequence_id))
+                child.resident = True
+                self.sequences[child.sequence_id] = child
+            batch.chosen_tokens += [(beam.sequence_id, token_id) for beam, token_id in request.choices]
+            request.branches.clear()
+            request.choices.clear()
+        self._expanded.clear()
+
+    def _merge_duplicates(self, batch: StepBatch) -> None:
+        for sequence in self._duplicated:
+            for index, block in self.memory.merge_duplicates(sequence):
+                batch.table_edits.append((sequence.sequence_id, index, block.block_id))
+        self._duplicated.clear()
+
+    # Prefills
+
+    def _schedule_prefills(self, batch: StepBatch, budget: int, now: float) -> int:
         """Continues prompts that were admitted in earlier steps. Their blocks are theirs already."""
-        for request in self.running.values():
-            for sequence in request.sequences:
-                num_tokens = sequence.num_to_compute
-                if num_tokens > 1 and budget > 0:
-                    budget -= self._prefill(batch, memory, sequence, min(num_tokens, budget), now)
+        for sequence in list(self.prefilling.values()):
+            if budget <= 0:
+                break
+            if self._take_over(sequence):
+                self._announce(batch, sequence)
+            budget -= self._prefill(batch, sequence, budget, now)
         return budget
 
-    def _admit(self, batch: StepBatch, memory: Memory, budget: int, now: float) -> None:
-        """Starts waiting requests in order while the budget, the sequence limit and the pool allow it."""
-        if budget <= 0 or not self.waiting or any(_suspect(request) for request in self.running.values()):
-            return
-        num_sequences = sum(request.num_reserved_sequences for request in self.running.values())
-        while budget > 0 and (request := self.waiting.head()) is not None:
-            if any(sequence.num_in_flight for sequence in request.unfinished()):
-                return  # preempted in the step before: the token that is under way comes first
-            if _suspect(request) and self.running:
-                return self._wait(request, "isolation", now)
-            num_sequences += request.num_reserved_sequences
-            if num_sequences > self.limits.max_sequences:
-                return self._wait(request, "max_sequences", now)
-            admission = memory.plan(request)
-            if admission.num_needed + self._headroom(memory) > memory.pool.num_available:
-                return self._wait(request, "blocks", now)
-            memory.admit(admission)
-            self.waiting.remove(request)
-            self.running[request.spec.handle] = request
-            self._note_admission(request, now)
-            for sequence in request.unfinished():
-                num_tokens = min(sequence.num_to_compute, budget)
-                self._announce(batch, sequence)
-                if num_tokens:
-                    budget -= self._prefill(batch, memory, sequence, num_tokens, now)
-            if _suspect(request):
-                return
+    def _take_over(self, sequence: Sequence) -> bool:
+        """Skips what other sequences compute already. Returns whether there was any."""
+        changes = self.memory.take_over(sequence)
+        request = sequence.request
+        if changes and not sequence.num_output and request.num_cached_tokens is not None:
+            num_tokens = len(changes) * self.memory.block_size
+            request.num_cached_tokens += num_tokens
+            self._counters.cached_prompt_tokens += num_tokens
+        return bool(changes)
 
-    def _headroom(self, memory: Memory) -> int:
-        """Blocks kept back at admission, so that a new request does not at once preempt itself."""
-        return memory.pool.num_blocks // 100 if self.running else 0
-
-    # Rows
-
-    def _decode(self, batch: StepBatch, memory: Memory, sequence: Sequence) -> None:
-        change = memory.prepare_write(sequence)
-        if change is not None:
-            index, source = change
-            block = sequence.table[index]
-            batch.table_edits.append((len(batch.row_sequence_ids), index, block.block_id))
-            if source is not None:
-                batch.block_copies.append((source.block_id, block.block_id))
-                self._counters.copied_blocks += 1
-        self._add_row(batch, memory, sequence, 1)
-
-    def _prefill(self, batch: StepBatch, memory: Memory, sequence: Sequence, num_tokens: int, now: float) -> int:
-        handle = sequence.request.spec.handle
-        self._emit(Event(EventKind.PREFILL, now, handle, batch.step, num_tokens))
-        self._add_row(batch, memory, sequence, num_tokens)
-        memory.register_full_blocks(sequence)
-        return num_tokens
-
-    def _add_row(self, batch: StepBatch, memory: Memory, sequence: Sequence, num_tokens: int) -> None:
+    def _prefill(self, batch: StepBatch, sequence: Sequence, budget: int, now: float) -> int:
+        """Adds a row for as much of a sequence as the budget allows. Returns how much that is."""
+        request = sequence.request
+        num_tokens = min(sequence.num_to_prefill, budget)
+        if not num_tokens:
+            return 0
+        self._emit(Event(EventKind.PREFILL, now, sequence.handle, batch.step, num_tokens))
         batch.row_sequence_ids.append(sequence.sequence_id)
         batch.row_num_tokens.append(num_tokens)
         sequence.num_computed += num_tokens
         sequence.last_step = batch.step
-        if sequence.num_computed == len(sequence.token_ids) + sequence.num_in_flight:
-            sequence.num_in_flight += 1
-            if not sequence.request.forked:
-                self._fork(batch, memory, sequence)
+        self.memory.register_full_blocks(sequence)
+        self._note_duplicates(sequence)
+        self._policy.served(request.spec.tenant, num_tokens, 0)
+        if request.spec.report_progress and not sequence.num_output:
+            self._progress.setdefault(batch.step, []).append((request, sequence.num_computed))
+        if sequence.num_computed == len(sequence.token_ids):
+            self._end_prefill(batch, sequence)
+        return num_tokens
+
+    def _end_prefill(self, batch: StepBatch, sequence: Sequence) -> None:
+        """The sequence's next token is under way; from the next step on it decodes."""
+        del self.prefilling[sequence.sequence_id]
+        request = sequence.request
+        if request.beams is not None:
+            return
+        members = [sequence]
+        if not request.forked:
+            members += self._fork(batch, sequence)
+        for member in members:
+            if member.num_rows_left > 0:
+                self.decoding.join(member, batch.step + 1)
+
+    def _fork(self, batch: StepBatch, parent: Sequence) -> list[Sequence]:
+        """The prompt is computed: from its last row on there are n sequences (parallel sampling, section 4.4)."""
+        request = parent.request
+        request.forked = True
+        children = [self._factory.add(request, index) for index in range(1, request.spec.num_sequences)]
+        for child in children:
+            self.memory.fork(parent, child)
+            child.last_step = batch.step
+            child.resident = True
+            self.sequences[child.sequence_id] = child
+        if children:
+            batch.forks[parent.sequence_id] = [child.sequence_id for child in children]
+        return children
+
+    # Admission
+
+    def _admit(self, batch: StepBatch, budget: int, now: float) -> None:
+        """Starts requests in order while the budget, the sequence limit and the pool allow it."""
+        if self._suspects:
+            return
+        limited: set[str] = set()  # tenants that have to wait for themselves
+        while budget > 0 and (request := self._next(limited)) is not None:
+            reason, admission = self._consider(request)
+            if reason == "tenant_limit":
+                self._wait(request, reason, now)
+                limited.add(request.spec.tenant)
+                continue
+            if admission is None:
+                return self._wait(request, reason, now) if reason else None
+            budget -= self._start(batch, request, admission, budget, now)
+            if self._suspects:
+                return
+
+    def _next(self, limited: set[str]) -> Request | None:
+        """Whose turn it is: nothing new goes ahead of what is swapped out."""
+        if self.swapped:
+            swapped = [request for request in self.swapped.values() if request.spec.tenant not in limited]
+            if swapped:
+                return min(swapped, key=self._policy.rank)
+        return self.waiting.head(without=limited)
+
+    def _consider(self, request: Request) -> tuple[str, Admission | None]:
+        """Why the request can't start now, or where its blocks would come from."""
+        if any(sequence.last_step > self.memory.last_finished_step for sequence in request.unfinished()):
+            return "", None  # preempted in the step before: the token that is under way comes first
+        if _suspect(request) and self.running:
+            return "isolation", None
+        if self.num_rows + _rows_of(request) > self.limits.max_sequences:
+            return "max_sequences", None
+        admission = self.memory.plan(request)
+        # Some blocks are kept back, so that a new request does not at once preempt itself.
+        headroom = self.memory.pool.num_blocks // 100 if self.running else 0
+        charges = admission.charges
+        if headroom:
+            account = self.memory.pool.accounts[request.owner]
+            charges = charges + Counter({account: headroom})
+        reason = self.memory.shortage(charges)
+        return reason, None if reason else admission
+
+    def _start(self, batch: StepBatch, request: Request, admission: Admission, budget: int, now: float) -> int:
+        """Takes the request's blocks and puts what the budget allows into the step. Returns how much that is."""
+        self.memory.admit(admission)
+        self.waiting.remove(request)
+        self.swapped.pop(request.spec.handle, None)
+        self.running[request.spec.handle] = request
+        request.num_rows = _rows_of(request)
+        self.num_rows += request.num_rows
+        if _suspect(request):
+            self._suspects.add(request)
+        self._note_admission(request, admission, now)
+        num_tokens = 0
+        for sequence in request.unfinished():
+            self._take_over(sequence)
+            self._announce(batch, sequence)
+            if sequence.num_computed == len(sequence.token_ids) - 1 and sequence.num_output:
+                self.decoding.join(sequence, batch.step + 1)  # where it left off; its block may be shared
+            else:
+                self.prefilling[sequence.sequence_id] = sequence
+                num_tokens += self._prefill(batch, sequence, budget - num_tokens, now)
+        return num_tokens
 
     def _announce(self, batch: StepBatch, sequence: Sequence) -> None:
-        spec = sequence.request.spec
+        request, spec = sequence.request, sequence.request.spec
         sequence.resident = True
         self.sequences[sequence.sequence_id] = sequence
         batch.new_sequences.append(
@@ -176,135 +360,200 @@ class Scheduler:
                 [block.block_id for block in sequence.table],
                 spec.sampling,
                 sequence.sample_index,
+                request.beams.num_candidates if request.beams else 0,
+                request.ranked,
             )
         )
 
-    def _fork(self, batch: StepBatch, memory: Memory, parent: Sequence) -> None:
-        """The prompt is computed: from its last row on there are n sequences (parallel sampling, section 4.4)."""
-        request = parent.request
-        request.forked = True
-        children = [self.new_sequence(request, sample_index) for sample_index in range(1, request.spec.n)]
-        for child in children:
-            memory.fork(parent, child)
-            child.num_in_flight = 1
-            child.last_step = batch.step
-            child.resident = True
-            self.sequences[child.sequence_id] = child
-        batch.forks[parent.sequence_id] = [child.sequence_id for child in children]
+    # Requests come and go
 
-    # Starting and ending
+    def enqueue(self, request: Request, now: float) -> None:
+        """Puts a request in line."""
+        self.waiting.push(request)
+        request.waiting_reason = ""
 
-    def new_sequence(self, request: Request, sample_index: int) -> Sequence:
-        """Adds a sequence to a request. Ids are never used again."""
-        sequence = Sequence(next(self._sequence_ids), request, sample_index)
-        request.sequences.append(sequence)
-        return sequence
+    def expand(self, request: Request) -> None:
+        """The beams of a request go on: `request.branches` and `request.choices` say how."""
+        self._expanded.append(request)
+        for sequence in request.sequences:
+            self.sequences[sequence.sequence_id] = sequence
+            self._stalled.append(sequence)  # they decode again from the next step on
 
-    def drop(self, sequence: Sequence, memory: Memory | None) -> None:
+    def note_new_blocks(self, sequence: Sequence) -> None:
+        """Blocks of the sequence may be full with the token that has arrived."""
+        self.memory.register_full_blocks(sequence)
+        self._note_duplicates(sequence)
+
+    def _note_duplicates(self, sequence: Sequence) -> None:
+        if sequence.duplicates:
+            self._duplicated.append(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
         """Ends a sequence and takes its blocks back."""
         sequence.finished = True
         self.sequences.pop(sequence.sequence_id, None)
-        self._vacate(sequence, memory)
+        self._vacate(sequence)
+        self.memory.release(sequence)
 
-    def finish(self, sequence: Sequence, memory: Memory | None, now: float) -> None:
+    def finish(self, sequence: Sequence, now: float) -> None:
         """Ends one sequence of a request that may go on with others."""
-        self.drop(sequence, memory)
-        followers = [s for s in sequence.request.unfinished() if s.leader is sequence]
-        if memory and any(sequence.num_computed < follower.leader_tokens for follower in followers):
-            self.preempt(sequence.request, memory, now)  # nobody fills their prompt blocks any more
+        self.drop(sequence)
+        request = sequence.request
+        if request.state is not RequestState.RUNNING:
+            return
+        request.num_rows -= 1
+        self.num_rows -= 1
+        if any(each.leader is sequence and each.follows for each in request.unfinished()):
+            self.preempt(request, now)  # nobody fills their prompt blocks any more
 
     def remove(self, request: Request) -> None:
-        """Takes a request that is over out of the queue or the running ones."""
-        self.waiting.remove(request)
-        self.running.pop(request.spec.handle, None)
-
-    def preempt(self, request: Request, memory: Memory | None, now: float) -> None:
-        """Takes all blocks of a request back; it starts again from the tokens it has.
-
-        Without a memory (the executor is gone) there is nothing to take back.
-        """
-        self.running.pop(request.spec.handle, None)
+        """Takes a request that is over out of wherever it is, and its sequences' blocks back."""
         for sequence in request.unfinished():
-            self._vacate(sequence, memory)
-            sequence.reset()
-        self.waiting.push_preempted(request)
-        request.waiting_reason = ""
-        self._counters.preemptions += 1
-        self._emit(
-            Event(EventKind.PREEMPTED, now, request.spec.handle, detail="recompute" if memory else "executor lost")
-        )
+            self.drop(sequence)
+        self._leave(request)
+        self.waiting.remove(request)
+        self.swapped.pop(request.spec.handle, None)
 
-    def _vacate(self, sequence: Sequence, memory: Memory | None) -> None:
-        if memory is None:
-            sequence.table = []
-            return
+    def _leave(self, request: Request) -> None:
+        """It does not run any more."""
+        if self.running.pop(request.spec.handle, None) is not None:
+            self.num_rows -= request.num_rows
+        self._suspects.discard(request)
+        if request.beams is not None:
+            request.branches.clear()
+            request.choices.clear()
+            if request in self._expanded:
+                self._expanded.remove(request)
+
+    def preempt(self, request: Request, now: float) -> None:
+        """Takes all blocks of a request back: they are moved to the host tier, or computed again later."""
+        self._leave(request)
+        sequences = request.unfinished()
+        for sequence in sequences:
+            self._vacate(sequence)
+            if request.beams is not None:  # its candidates come once more
+                sequence.candidates = None
+                sequence.num_computed = min(sequence.num_computed, len(sequence.token_ids) - 1)
+        swap = self.memory.can_swap_out(request)
+        moved: dict[Block, Block] = {}
+        for sequence in sequences:
+            if swap:
+                self.memory.swap_out(sequence, moved)
+            else:
+                self.memory.release(sequence)
+                sequence.reset()
+        if swap:
+            self.swapped[request.spec.handle] = request
+        else:
+            self.waiting.push(request)
+        request.waiting_reason = ""
+        self._counters.note_state(request, RequestState.SWAPPED if swap else RequestState.PREEMPTED, now)
+        self._counters.preemptions += 1
+        self._counters.preemptions_by_swap += swap
+        how = "swap" if swap else "recompute"
+        self._emit(Event(EventKind.PREEMPTED, now, request.spec.handle, detail=how))
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """The sequence gets no more rows, and the executor forgets it."""
+        self.decoding.leave(sequence)
+        self.prefilling.pop(sequence.sequence_id, None)
+        if sequence in self._stalled:
+            self._stalled.remove(sequence)
+        if sequence in self._duplicated:
+            self._duplicated.remove(sequence)
         if sequence.resident:
             self._to_forget.append(sequence.sequence_id)
             sequence.resident = False
-        memory.release(sequence)
 
-    def _make_room(self, num_needed: int, request: Request, memory: Memory, now: float) -> bool:
-        """Preempts from the latest arrival backwards until this request gets its blocks.
+    def hand_over(self, request: Request) -> bool:
+        """Gives up a waiting request for another executor to take; not while a token of it is under way."""
+        if any(each.last_step > self.memory.last_finished_step for each in request.unfinished()):
+            return False
+        self.waiting.remove(request)
+        self._detach(request)
+        return True
 
-        Returns:
-            False when it has to wait: for steps under way that still use what was given back, or because its own
-            turn to be preempted came.
-        """
-        while memory.pool.num_available + memory.num_retiring() < num_needed:
-            victim = next(reversed(self.running.values()))
-            self.preempt(victim, memory, now)
-            if victim is request:
-                return False
-        return memory.pool.num_available >= num_needed
+    def hand_over_waiting(self) -> list[Request]:
+        """Gives up all waiting requests that it can."""
+        return [request for request in list(self.waiting) if self.hand_over(request)]
 
-    def executor_lost(self, now: float) -> None:
-        """Everything that ran goes back to the queue, with the tokens that have arrived."""
-        self._to_forget.clear()
-        for request in reversed(list(self.running.values())):
+    def hand_over_all(self, now: float) -> list[Request]:
+        """The executor is lost: gives up all requests, with the tokens that have arrived."""
+        for request in self.running.values():
             request.num_losses += 1
-            self.preempt(request, None, now)
-        for sequence in self.sequences.values():
-            sequence.num_in_flight = 0
-            sequence.last_step = 0
-        for request in self.waiting:
-            self._unfork(request)
+            self._counters.preemptions += 1
+            self._emit(Event(EventKind.PREEMPTED, now, request.spec.handle, detail="executor lost"))
+        holding = [*self.running.values(), *self.swapped.values()]
+        for request in holding:
+            self._counters.note_state(request, RequestState.PREEMPTED, now)
+        requests = [*holding, *self.waiting]
+        for request in requests:
+            self._detach(request)
+            # A fork whose first tokens never arrived is undone: the prompt is computed once again for all.
+            if request.beams is None and request.forked and not any(each.num_output for each in request.sequences):
+                del request.sequences[1:]
+                request.forked = False
+        return requests
 
-    def _unfork(self, request: Request) -> None:
-        """Undoes a fork whose first tokens never arrived: the prompt is computed once again for all."""
-        if request.spec.n > 1 and request.forked and not any(s.num_output for s in request.sequences):
-            for child in request.sequences[1:]:
-                del self.sequences[child.sequence_id]
-            del request.sequences[1:]
-            request.forked = False
+    def _detach(self, request: Request) -> None:
+        """Nothing of the request refers to this executor any more."""
+        request.branches.clear()
+        request.choices.clear()
+        for sequence in request.unfinished():
+            sequence.table, sequence.host_table = [], []
+            sequence.reset()
+            sequence.last_step = sequence.due_step = 0
+            sequence.next_check = 0
+            self.sequences.pop(sequence.sequence_id, None)
+
+    def progress_of(self, step: int) -> list[tuple[Request, int]]:
+        """Prompts that this step computed a part of, and how much of each has been computed with it."""
+        return self._progress.pop(step, []) if self._progress else []
 
     def check_integrity(self) -> None:
         """Asserts that every request is in one place and every sequence in its state's shape."""
-        waiting = list(self.waiting)
-        assert not {request.spec.handle for request in waiting} & set(self.running)
-        for request in waiting:
+        waiting = {request.spec.handle: request for request in self.waiting}
+        assert not set(waiting) & set(self.running) | set(waiting) & set(self.swapped)
+        assert not set(self.running) & set(self.swapped)
+        for request in waiting.values():
             assert request.unfinished(), "a finished request waits"
-            assert not any(sequence.table for sequence in request.sequences), "a waiting request holds blocks"
+            assert request.state in (RequestState.WAITING, RequestState.PREEMPTED)
+            assert not any(sequence.table or sequence.host_table for sequence in request.sequences)
+        for request in self.swapped.values():
+            assert request.state is RequestState.SWAPPED
+            assert all(sequence.host_table and not sequence.table for sequence in request.unfinished())
         for request in self.running.values():
             assert request.unfinished(), "a finished request runs"
+            assert request.state is RequestState.RUNNING
             for sequence in request.sequences:
-                assert sequence.finished or sequence.table
-                assert not (sequence.finished and sequence.table)
+                assert bool(sequence.table) is not sequence.finished
+                assert not sequence.host_table
         assert all(not sequence.finished for sequence in self.sequences.values())
-        num_sequences = sum(request.num_reserved_sequences for request in self.running.values())
-        assert num_sequences <= self.limits.max_sequences
+        assert self.num_rows == sum(request.num_rows for request in self.running.values())
+        assert self.num_rows <= self.limits.max_sequences
+        placed = [*self.decoding.sequences.values(), *self.prefilling.values(), *self._stalled]
+        assert len(placed) == len(set(placed)), "a sequence is in two places"
+        assert all(sequence.request.state is RequestState.RUNNING for sequence in placed)
 
     def live_sequences(self) -> Iterator[Sequence]:
-        """Sequences that hold blocks."""
+        """Sequences that hold device blocks."""
         return (s for request in self.running.values() for s in request.sequences if not s.finished)
+
+    def swapped_sequences(self) -> Iterator[Sequence]:
+        """Sequences that hold host blocks."""
+        return (s for request in self.swapped.values() for s in request.sequences if not s.finished)
 
     # Events
 
-    def _note_admission(self, request: Request, now: float) -> None:
+    def _note_admission(self, request: Request, admission: Admission, now: float) -> None:
         num_cached = request.unfinished()[0].num_computed
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached
+            request.prefix_match_end = admission.match_end
             self._counters.prompt_tokens += len(request.spec.prompt_token_ids)
             self._counters.cached_prompt_tokens += num_cached
+            self._counters.host_cached_prompt_tokens += self.memory.tokens_from_host(admission)
+        self._counters.note_state(request, RequestState.RUNNING, now)
         self._emit(Event(EventKind.ADMITTED, now, request.spec.handle, value=num_cached))
 
     def _wait(self, request: Request, reason: str, now: float) -> None:
@@ -315,3 +564,10 @@ class Scheduler:
 
 def _suspect(request: Request) -> bool:
     return request.num_losses >= SUSPECT_LOSSES
+
+
+def _rows_of(request: Request) -> int:
+    """Rows that it can have at once."""
+    if request.forked and request.beams is None:
+        return len(request.unfinished())
+    return request.spec.num_sequences

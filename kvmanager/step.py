@@ -60,7 +60,15 @@ class StepBatch:
 
     @property
     def empty(self) -> bool:
-        return not (self.row_sequence_ids or self.forget or self.swaps_out)
+        return not (
+            self.row_sequence_ids
+            or self.forget
+            or self.chosen_tokens
+            or self.table_edits
+            or self.swaps_out
+            or self.swaps_in
+            or self.block_copies
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +149,15 @@ class Progress:
 
 @dataclass(slots=True)
 class Outputs:
-    """What one call has for the gateways: progress and new tokens first, then ends."""
+    """What one call has for the gateways: progress and new tokens first, then ends.
 
+    Attributes:
+        tokens: (handle, sample index, position, token): the usual case of one more token and nothing else to say,
+            which a step has hundreds of.
+        updates: everything else that sequences got.
+    """
+
+    tokens: list[tuple[Hashable, int, int, int]] = field(default_factory=list)
     updates: list[SequenceUpdate] = field(default_factory=list)
     ends: list[RequestEnd] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)

@@ -1,0 +1,117 @@
+"""Whose blocks they are: what each tenant may have, has, and has most of above its share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kvmanager.block import BlockList
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a tenant may have of each executor's device pool.
+
+    Attributes:
+        reserved_blocks: nobody else gets these.
+        max_blocks: most blocks charged to it at once; 0 for no limit.
+        weight: its part of what is not reserved, and of the policy `fair`'s service, relative to the others'.
+    """
+
+    reserved_blocks: int = 0
+    max_blocks: int = 0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.reserved_blocks < 0 or self.max_blocks < 0:
+            raise ValueError("reserved_blocks and max_blocks must not be negative")
+        if self.max_blocks and self.reserved_blocks > self.max_blocks:
+            raise ValueError(f"reserved_blocks is {self.reserved_blocks}, above max_blocks, {self.max_blocks}")
+        if not self.weight > 0:
+            raise ValueError(f"weight is {self.weight}; it must be above 0")
+
+
+class Account:
+    """What one owner has in one pool.
+
+    Attributes:
+        num_charged: its referenced blocks.
+        num_pinned: blocks that its pins hold, or will once they are computed.
+        cached: its unreferenced blocks with content, the one unused for longest first.
+    """
+
+    __slots__ = ("cached", "num_charged", "num_pinned", "owner", "quota", "reserved")
+
+    def __init__(self, owner: str, quota: Quota, reserved: int) -> None:
+        self.owner = owner
+        self.quota = quota
+        self.reserved = reserved
+        self.num_charged = 0
+        self.num_pinned = 0
+        self.cached = BlockList()
+
+    @property
+    def num_unused(self) -> int:
+        """Reserved blocks that it has no use for now."""
+        return max(0, self.reserved - self.num_charged)
+
+    @property
+    def room(self) -> int | None:
+        """Blocks until its limit; None without one."""
+        return self.quota.max_blocks - self.num_charged if self.quota.max_blocks else None
+
+
+class Accounts:
+    """All accounts of one pool.
+
+    Where the reservations exceed the pool, each is cut in proportion.
+
+    Args:
+        quotas: by owner; others have no reservation, no limit and weight 1.
+    """
+
+    def __init__(self, num_blocks: int, quotas: Mapping[str, Quota]) -> None:
+        self._num_blocks = num_blocks
+        self._quotas = quotas
+        total = sum(quota.reserved_blocks for quota in quotas.values())
+        self._scale = min(1.0, num_blocks / total) if total else 1.0
+        self._accounts: dict[str, Account] = {}
+        self._reserving = [self[owner] for owner, quota in quotas.items() if quota.reserved_blocks]
+        self._num_reserved = sum(account.reserved for account in self._reserving)
+
+    def __getitem__(self, owner: str) -> Account:
+        account = self._accounts.get(owner)
+        if account is None:
+            quota = self._quotas.get(owner, Quota())
+            account = Account(owner, quota, int(quota.reserved_blocks * self._scale))
+            self._accounts[owner] = account
+        return account
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._accounts.values())
+
+    def kept_for_owners(self, charges: Mapping[Account, int]) -> int:
+        """Reserved blocks that their owners would still have no use for after these charges: nobody else's to take."""
+        return sum(max(0, each.num_unused - charges.get(each, 0)) for each in self._reserving)
+
+    def guaranteed(self, owner: str) -> int:
+        """Blocks that the owner can have whatever the others do, beside what is pinned."""
+        account = self[owner]
+        kept = sum(max(each.reserved, each.num_pinned) for each in self if each is not account)
+        most = self._num_blocks - kept - account.num_pinned
+        limit = account.quota.max_blocks
+        return min(most, limit - account.num_pinned) if limit else most
+
+    def furthest_above_share(self) -> Account:
+        """Who gives up a cached block first: the owner that has the most blocks above its share.
+
+        A share is what is reserved, and a part by weight of what nobody has reserved, among those that have blocks.
+        """
+        having = [each for each in self._accounts.values() if each.cached or each.num_charged]
+        if len(having) == 1:
+            return having[0]
+        part = (self._num_blocks - self._num_reserved) / sum(each.quota.weight for each in having)
+        return max(
+            (each for each in having if each.cached),
+            key=lambda each: each.num_charged + len(each.cached) - each.reserved - part * each.quota.weight,
+        )

@@ -1,0 +1,83 @@
+"""What a full block holds, and the name it is known by."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvmanager.spec import Scope
+
+ROOT = b""
+"""The parent of a sequence's first block."""
+
+Identify = Callable[[bytes, bytes, bytes], bytes]
+
+
+@dataclass(slots=True)
+class Content:
+    """A full block's tokens, and all that its keys and values depend on.
+
+    Attributes:
+        identity: SHA-256 over the fields below and everything before the block.
+        parent: identity of the block before.
+        tokens: int32, packed.
+        scope: the narrowest of its tokens' scopes.
+        likeness: equal for equal tokens from the sequence's beginning on, whatever their scopes. Not collision-proof:
+            it explains misses, it never makes a match.
+    """
+
+    identity: bytes
+    parent: bytes
+    tokens: bytes
+    scope: Scope
+    likeness: int
+
+
+def pack(token_ids: Sequence[int]) -> bytes:
+    """Token ids as int32."""
+    return array("i", token_ids).tobytes()
+
+
+def block_identity(parent: bytes, tokens: bytes, salt: bytes, adapter: bytes = b"") -> bytes:
+    """SHA-256 over everything that a full block's keys and values depend on.
+
+    Args:
+        parent: identity of the block before, `ROOT` for the first.
+        tokens: the block's token ids, packed.
+        salt: separates callers that must not share; the same tokens under another salt are another block.
+        adapter: the weights' variant; empty for the base model.
+
+    Every field is framed by its length, so no two different inputs are hashed as the same bytes.
+    """
+    lengths = b"octavo.block.1 %d %d %d %d:" % (len(parent), len(tokens), len(salt), len(adapter))
+    return hashlib.sha256(lengths + parent + tokens + salt + adapter).digest()
+
+
+class ScopeMap:
+    """The scope of each logical block of a request: the narrowest of those of its tokens.
+
+    Args:
+        spans: (tokens, scope) from the prompt's beginning on; what follows them has the last one's scope.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, Scope]], block_size: int) -> None:
+        self.last = spans[-1][1]
+        self._scopes: list[Scope] = []
+        if len(spans) == 1:
+            return
+        start = 0
+        for num_tokens, scope in spans:
+            end = start + num_tokens
+            for index in range(start // block_size, -(-end // block_size)):
+                if index == len(self._scopes):
+                    self._scopes.append(scope)
+                elif scope.narrowness > self._scopes[index].narrowness:
+                    self._scopes[index] = scope
+            start = end
+        if start % block_size and self.last.narrowness > self._scopes[-1].narrowness:
+            self._scopes[-1] = self.last
+
+    def __getitem__(self, index: int) -> Scope:
+        return self._scopes[index] if index < len(self._scopes) else self.last

@@ -1,0 +1,60 @@
+"""How a request ends: what its gateway hears last."""
+
+from __future__ import annotations
+
+from kvmanager.counters import Counters
+from kvmanager.errors import RequestError
+from kvmanager.events import Event, EventKind, EventSink
+from kvmanager.request import FinishReason, Request
+from kvmanager.step import Outputs, RequestEnd, SequenceUpdate, Usage
+
+
+def send_best_samples(request: Request, outputs: Outputs) -> None:
+    """The n sequences with the highest mean log probability of a token, best first."""
+    means = {each: each.score / max(1, each.num_output) for each in request.sequences}
+    best = sorted(request.sequences, key=lambda each: (-means[each], each.sample_index))[: request.spec.n]
+    for index, each in enumerate(best):
+        tokens = each.token_ids[each.prompt_length :]
+        update = SequenceUpdate(request.spec.handle, index, 0, tokens, [], each.finish_reason, means[each])
+        outputs.updates.append(update)
+
+
+def send_best_beams(request: Request, outputs: Outputs) -> None:
+    """The n best beams of a search that is over, best first; empty ones where the vocabulary has no more."""
+    assert request.beams is not None
+    best = request.beams.best(request.spec.n)
+    for index in range(request.spec.n):
+        if index < len(best):
+            tokens, reason, score = best[index].token_ids, best[index].finish_reason, best[index].score
+        else:
+            tokens, reason, score = [], FinishReason.LENGTH, float("-inf")
+        outputs.updates.append(SequenceUpdate(request.spec.handle, index, 0, tokens, [], reason, score))
+
+
+def end_request(
+    request: Request,
+    outputs: Outputs,
+    now: float,
+    counters: Counters,
+    emit: EventSink,
+    error: RequestError | None = None,
+    detail: str = "",
+) -> None:
+    """Says how a request ended that is in no queue and holds no block any more.
+
+    Args:
+        detail: how, where it ended without a word.
+    """
+    spec = request.spec
+    counters.note_state(request, None, now)
+    if request.beams is not None:
+        completion = sum(len(each.token_ids) for each in request.beams.best(spec.n)) if request.beams.done else 0
+    else:
+        completion = sum(each.num_output for each in request.sequences)
+    if error is None:
+        usage = Usage(len(spec.prompt_token_ids), completion, request.num_cached_tokens or 0, request.prefix_match_end)
+        outputs.ends.append(RequestEnd(spec.handle, usage=usage))
+    else:
+        outputs.ends.append(RequestEnd(spec.handle, error=error))
+    how = detail or (type(error).__name__ if error else "done")
+    emit(Event(EventKind.FINISHED, now, spec.handle, value=completion, detail=how))

@@ -1,0 +1,123 @@
+"""Prefixes that are kept resident: the paper's shared prefix that the provider defines in advance (section 4.4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvmanager.block import Block
+from kvmanager.errors import PinRefused
+from kvmanager.replica import Replica
+from kvmanager.request import Request
+from kvmanager.spec import RequestSpec
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """One kept prefix.
+
+    Attributes:
+        spec: the request that computes it.
+        charges: blocks by owner.
+        replica: where it is, or will be; None while no executor has it.
+        blocks: the blocks that it holds; None until they are computed.
+        expires: when it is let go of; None until it has been computed for the first time.
+    """
+
+    spec: RequestSpec
+    charges: Counter[str]
+    replica: Replica | None = None
+    blocks: list[Block] | None = None
+    expires: float | None = None
+
+    @property
+    def pin_id(self) -> str:
+        assert self.spec.pin is not None
+        return self.spec.pin.pin_id
+
+
+class Pins:
+    """All pins, by id. Blocks are promised to a pin when it is accepted, so that it can't fail later."""
+
+    def __init__(self) -> None:
+        self._pins: dict[str, Pin] = {}
+
+    def __contains__(self, pin_id: str) -> bool:
+        return pin_id in self._pins
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins.values())
+
+    def get(self, pin_id: str) -> Pin | None:
+        return self._pins.get(pin_id)
+
+    def add(self, request: Request, block_size: int) -> Pin:
+        """Takes note of a pin that is still to be placed and computed."""
+        num_blocks = len(request.spec.prompt_token_ids) // block_size
+        charges = Counter(request.scopes[index].owner for index in range(num_blocks))
+        pin = Pin(request.spec, charges)
+        self._pins[pin.pin_id] = pin
+        return pin
+
+    def place(self, pin: Pin, replica: Replica, requests: list[Request]) -> None:
+        """Promises a replica's blocks to a pin.
+
+        Args:
+            requests: those that are on the replica; each must still be able to run to its end.
+
+        Raises:
+            PinRefused: one could not. Nothing has changed.
+        """
+        self._displace(pin)
+        _promise(pin, replica, 1)
+        accounts, capacity = replica.memory.pool.accounts, replica.memory.capacity
+        for request in requests:
+            worst = capacity.worst_case(request.spec, request.max_length)
+            left = accounts.guaranteed(request.owner)
+            if worst > left:
+                _promise(pin, replica, -1)
+                raise PinRefused(
+                    f"the pin's {pin.charges.total()} blocks would leave {left} to {request.owner}, "
+                    f"where a request that is here may need {worst}"
+                )
+        pin.replica = replica
+
+    def computed(self, pin: Pin, request: Request, now: float) -> None:
+        """The request's prompt is in its table: holds its full blocks."""
+        assert pin.replica is not None
+        assert pin.spec.pin is not None
+        pin.blocks = pin.replica.memory.pin(request.sequences[0], pin.charges.total())
+        if pin.expires is None:
+            pin.expires = now + pin.spec.pin.ttl
+
+    def lost(self, replica: Replica) -> list[Pin]:
+        """An executor is gone. Returns the pins that have to be computed again elsewhere."""
+        pins = [pin for pin in self if pin.replica is replica]
+        for pin in pins:
+            pin.replica = pin.blocks = None
+        return pins
+
+    def _displace(self, pin: Pin) -> None:
+        if pin.replica is not None:
+            _promise(pin, pin.replica, -1)
+            if pin.blocks is not None:
+                pin.replica.memory.unpin(pin.blocks)
+        pin.replica = pin.blocks = None
+
+    def remove(self, pin: Pin) -> None:
+        """Lets go of a pin's blocks, and of what was promised to it."""
+        del self._pins[pin.pin_id]
+        self._displace(pin)
+
+    def due(self, now: float) -> list[Pin]:
+        """Pins whose time is over."""
+        return [pin for pin in self if pin.expires is not None and pin.expires <= now]
+
+    def next_expiry(self) -> float | None:
+        return min((pin.expires for pin in self if pin.expires is not None), default=None)
+
+
+def _promise(pin: Pin, replica: Replica, sign: int) -> None:
+    for owner, count in pin.charges.items():
+        replica.memory.pool.accounts[owner].num_pinned += sign * count

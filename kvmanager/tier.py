@@ -1,0 +1,45 @@
+"""One tier of memory: its blocks, and what they can be found by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kvmanager.accounts import Quota
+from kvmanager.block import Block
+from kvmanager.block_pool import BlockPool
+from kvmanager.kv_events import KVEventLog, Tier
+from kvmanager.prefix_cache import PrefixCache
+
+MIN_REMEMBERED = 1024
+
+
+class MemoryTier:
+    """A pool and the prefix cache over it.
+
+    Args:
+        before_evict: called with a cached block before it is forgotten.
+    """
+
+    def __init__(
+        self,
+        executor: str,
+        tier: Tier,
+        num_blocks: int,
+        quotas: Mapping[str, Quota],
+        log: KVEventLog,
+        before_evict: Callable[[Block], None] = lambda block: None,
+    ) -> None:
+        self.cache = PrefixCache(executor, tier, log, max(num_blocks, MIN_REMEMBERED))
+        self.pool = BlockPool(num_blocks, self._evict, quotas)
+        self._before_evict = before_evict
+
+    def _evict(self, block: Block) -> None:
+        self._before_evict(block)
+        self.cache.evict(block)
+
+    def check_integrity(self) -> None:
+        """Asserts that pool and cache agree."""
+        pool = self.pool
+        assert pool.num_free + pool.num_cached + pool.num_referenced == pool.num_blocks
+        pool.check_integrity()
+        self.cache.check_integrity(pool.blocks)

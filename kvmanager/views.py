@@ -1,0 +1,250 @@
+"""The memory as others may see it: totals, tenants, and the physical map with its changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmanager.accounts import Quota
+from kvmanager.block import Block
+from kvmanager.block_pool import BlockPool
+from kvmanager.kv_events import Tier
+from kvmanager.manager import KVManager
+from kvmanager.replica import Replica
+from kvmanager.step import Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """Blocks of one tier by state; they add up to `num_blocks`."""
+
+    num_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    referenced_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One executor. Swapped requests are not among the waiting ones."""
+
+    executor: str
+    device: PoolView
+    host: PoolView
+    running_requests: int
+    waiting_requests: int
+    swapped_requests: int
+    draining: bool
+    speeds: Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """One owner's device blocks, those of all executors together."""
+
+    owner: str
+    charged_blocks: int
+    cached_blocks: int
+    pinned_blocks: int
+    quota: Quota
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """One physical block.
+
+    Attributes:
+        owner: whom it is charged to, or counted for while it is cached; empty for a free one.
+        fill: slots that hold a token.
+        identity: of its content; empty where it has none that can be given out.
+    """
+
+    block_id: int
+    tier: Tier
+    reference_count: int
+    cached: bool
+    owner: str
+    fill: int
+    identity: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChanges:
+    """What has changed on one executor since the last look.
+
+    Attributes:
+        snapshot: all of its blocks are here, and whatever was known before is void.
+        removed: it is gone.
+    """
+
+    executor: str
+    snapshot: bool
+    num_device_blocks: int
+    num_host_blocks: int
+    blocks: list[BlockView]
+    removed: bool = False
+
+
+def replica_views(manager: KVManager) -> list[ReplicaView]:
+    """Every executor that is attached."""
+    return [_replica_view(replica) for replica in manager.replicas.values()]
+
+
+def _replica_view(replica: Replica) -> ReplicaView:
+    scheduler, memory = replica.scheduler, replica.memory
+    return ReplicaView(
+        replica.name,
+        _pool_view(memory.device.pool),
+        _pool_view(memory.host.pool),
+        len(scheduler.running),
+        len(scheduler.waiting),
+        len(scheduler.swapped),
+        replica.draining,
+        memory.costs.speeds,
+    )
+
+
+def _pool_view(pool: BlockPool) -> PoolView:
+    return PoolView(pool.num_blocks, pool.num_free, pool.num_cached, pool.num_referenced)
+
+
+def tenant_views(manager: KVManager) -> list[TenantView]:
+    """Every owner that has blocks or a quota, by name."""
+    charged: dict[str, int] = dict.fromkeys(manager.quotas, 0)
+    cached, pinned = dict(charged), dict(charged)
+    for replica in manager.replicas.values():
+        for account in replica.memory.pool.accounts:
+            owner = account.owner
+            charged[owner] = charged.get(owner, 0) + account.num_charged
+            cached[owner] = cached.get(owner, 0) + len(account.cached)
+            pinned[owner] = pinned.get(owner, 0) + account.num_pinned
+    return [
+        TenantView(owner, charged[owner], cached[owner], pinned[owner], manager.quotas.get(owner, Quota()))
+        for owner in sorted(charged)
+    ]
+
+
+def num_evicted(manager: KVManager) -> int:
+    """Device blocks whose content gave way to other content, since start."""
+    now = sum(replica.memory.device.cache.num_evicted for replica in manager.replicas.values())
+    return manager.evicted_before + now
+
+
+def block_views(replica: Replica) -> list[BlockView]:
+    """Every block of an executor: the device's by id, then the host's."""
+    fills = _Fills(replica)
+    memory = replica.memory
+    device = [_block_view(block, Tier.DEVICE, fills) for block in memory.device.pool.blocks]
+    return device + [_block_view(block, Tier.HOST, fills) for block in memory.host.pool.blocks]
+
+
+class _Fills:
+    """Slots that hold a token, in blocks without content: those of sequences that are not full, or not offered yet."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._block_size = replica.memory.block_size
+        self._fills: dict[tuple[Tier, int], int] = {}
+        for sequence in replica.scheduler.live_sequences():
+            self._add(Tier.DEVICE, sequence.table, sequence.num_computed, sequence.num_registered)
+        for sequence in replica.scheduler.swapped_sequences():
+            self._add(Tier.HOST, sequence.host_table, sequence.num_computed, sequence.num_registered)
+
+    def _add(self, tier: Tier, table: list[Block], num_computed: int, num_registered: int) -> None:
+        for index in range(num_registered, len(table)):
+            fill = min(max(num_computed - index * self._block_size, 0), self._block_size)
+            self._fills[tier, table[index].block_id] = fill
+
+    def of(self, block: Block, tier: Tier) -> int:
+        if block.content is not None:
+            return self._block_size
+        return self._fills.get((tier, block.block_id), 0)
+
+    def partial(self, tier: Tier) -> set[int]:
+        """Blocks that are being filled: what they hold changes without anything else about them changing."""
+        return {block_id for each, block_id in self._fills if each is tier}
+
+
+def _block_view(block: Block, tier: Tier, fills: _Fills) -> BlockView:
+    return BlockView(
+        block.block_id,
+        tier,
+        block.reference_count,
+        block.content is not None,
+        block.account.owner if block.account is not None else "",
+        fills.of(block, tier),
+        block.content.identity if block.content is not None else b"",
+    )
+
+
+class MemoryWatch:
+    """The physical map as it changes. While one is open, pools keep note of the blocks that change."""
+
+    def __init__(self, manager: KVManager) -> None:
+        self._manager = manager
+        self._seen: dict[str, Replica] = {}
+        self._journals: dict[str, tuple[set[int], set[int]]] = {}
+        self._last: dict[tuple[str, Tier, int], BlockView] = {}
+
+    def changes(self) -> list[MemoryChanges]:
+        """What has changed since the last call, for each executor with a change; at first, everything."""
+        replicas = self._manager.replicas
+        changes = [
+            MemoryChanges(name, False, 0, 0, [], removed=True) for name in list(self._seen) if name not in replicas
+        ]
+        for gone in changes:
+            self._forget(gone.executor)
+        for name, replica in replicas.items():
+            if self._seen.get(name) is not replica:
+                changes.append(self._snapshot(name, replica))
+            elif blocks := self._changed_blocks(name, replica):
+                changes.append(self._message(name, replica, blocks, snapshot=False))
+        return changes
+
+    def close(self) -> None:
+        """Ends the note-taking."""
+        for name in list(self._seen):
+            self._forget(name)
+
+    def _snapshot(self, name: str, replica: Replica) -> MemoryChanges:
+        self._forget(name)
+        self._seen[name] = replica
+        journals = set[int](), set[int]()
+        self._journals[name] = journals
+        replica.memory.device.pool.journals.append(journals[0])
+        replica.memory.host.pool.journals.append(journals[1])
+        blocks = block_views(replica)
+        self._last.update({(name, block.tier, block.block_id): block for block in blocks})
+        return self._message(name, replica, blocks, snapshot=True)
+
+    def _message(self, name: str, replica: Replica, blocks: list[BlockView], snapshot: bool) -> MemoryChanges:
+        memory = replica.memory
+        return MemoryChanges(name, snapshot, memory.device.pool.num_blocks, memory.host.pool.num_blocks, blocks)
+
+    def _changed_blocks(self, name: str, replica: Replica) -> list[BlockView]:
+        fills = _Fills(replica)
+        changed = []
+        for tier, pool, journal in zip(
+            (Tier.DEVICE, Tier.HOST),
+            (replica.memory.device.pool, replica.memory.host.pool),
+            self._journals[name],
+            strict=True,
+        ):
+            for block_id in sorted(journal | fills.partial(tier)):
+                view = _block_view(pool.blocks[block_id], tier, fills)
+                if self._last[name, tier, block_id] != view:
+                    self._last[name, tier, block_id] = view
+                    changed.append(view)
+            journal.clear()
+        return changed
+
+    def _forget(self, name: str) -> None:
+        replica = self._seen.pop(name, None)
+        if replica is None:
+            return
+        device, host = self._journals.pop(name)
+        _take_out(replica.memory.device.pool.journals, device)
+        _take_out(replica.memory.host.pool.journals, host)
+        self._last = {key: view for key, view in self._last.items() if key[0] != name}
+
+
+def _take_out(journals: list[set[int]], journal: set[int]) -> None:
+    journals[:] = [each for each in journals if each is not journal]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +48,17 @@ class BlockArena:
         slots = self.data.view(model.num_layers, 2, num_blocks * block_size, model.num_kv_heads, model.head_dim)
         self.layers = [LayerCache(keys=slots[layer, 0], values=slots[layer, 1]) for layer in range(model.num_layers)]
 
-    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, destination) of all layers, as if one pair after another."""
+        if self.data.is_cuda:
+            self.copy_indexed(pairs)
+            return
+        # On a CPU one block after the other took a quarter to a half of the time of indexed copies.
+        for source, destination in pairs:
+            self.data[:, :, destination].copy_(self.data[:, :, source])
+
+    def copy_indexed(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """The same in as few calls as possible."""
         for sources, destinations in _independent_runs(pairs):
             source, destination = (
                 torch.tensor(ids, dtype=torch.int64, device=self.data.device) for ids in (sources, destinations)

@@ -56,9 +56,10 @@ def _numbered():
         ([(0, 1), (1, 2), (2, 3), (5, 1)], [0, 5, 0, 0, 4, 5]),
     ],
 )
-def test_copies_act_one_after_another_in_all_layers(pairs, expected):
+@pytest.mark.parametrize("copy", [BlockArena.copy_blocks, BlockArena.copy_indexed])
+def test_copies_act_one_after_another_in_all_layers(pairs, expected, copy):
     arena = _numbered()
-    arena.copy_blocks(pairs)
+    copy(arena, pairs)
     assert (arena.data == torch.tensor(expected, dtype=torch.float32).view(1, 1, 6, 1, 1, 1)).all()
 
 

@@ -1,0 +1,39 @@
+"""Blocks in the host's memory, beside those on the device."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from executor.arena import BlockArena
+from executor.errors import SettingsError
+
+
+class HostArena:
+    """As many blocks as are wanted, none included, each as large as a block of the device's arena.
+
+    Each block is contiguous, [layers, 2, block_size, kv_heads, head_dim], so that it moves between host and device as
+    one piece. The memory is not touched before it is first written: on a CPU unused blocks take none. Beside a GPU it
+    is pinned, so that copies run on their own.
+
+    Raises:
+        SettingsError: so much memory can't be pinned.
+    """
+
+    def __init__(self, arena: BlockArena, num_blocks: int) -> None:
+        layers, two, _, *block = arena.data.shape
+        self.num_blocks = num_blocks
+        self.data = torch.empty((num_blocks, layers, two, *block), dtype=arena.data.dtype)
+        if arena.data.is_cuda and num_blocks:
+            self._pin()
+
+    def _pin(self) -> None:
+        """Pins exactly this memory; torch's own pinned memory would be rounded up to a power of two."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch has no types here
+        address, size = self.data.data_ptr(), self.data.nbytes
+        try:
+            torch.cuda.check_error(runtime.cudaHostRegister(address, size, 0))
+        except torch.cuda.CudaError as error:
+            raise SettingsError(f"host_memory: {size} bytes can't be pinned: {error}") from error
+        weakref.finalize(self.data, runtime.cudaHostUnregister, address)

@@ -1,0 +1,89 @@
+"""Blocks between device and host, in bulk and one by one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from executor.arena import BlockArena
+from executor.block_mover import gather, make_mover, scatter, stage, unstage
+from executor.families.llama import describe
+from executor.host_arena import HostArena
+from executor.timer import Timer
+
+_MODEL = describe(
+    {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+)
+_CPU = torch.device("cpu")
+_DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+]
+
+
+def _arenas(device="cpu", dtype=torch.float32):
+    arena = BlockArena(_MODEL, num_blocks=40, block_size=4, dtype=dtype, device=torch.device(device))
+    arena.data.copy_(torch.randn(arena.data.shape))
+    host = HostArena(arena, 30)
+    host.data.copy_(torch.randn(host.data.shape))
+    return arena, host
+
+
+def test_a_host_block_is_as_large_as_a_device_block():
+    arena, host = _arenas(dtype=torch.bfloat16)
+    assert host.data[0].nbytes == arena.bytes_per_block
+    assert HostArena(arena, 0).num_blocks == 0
+
+
+@pytest.mark.parametrize("device", _DEVICES)
+def test_there_and_back(device):
+    arena, host = _arenas(device)
+    mover = make_mover(arena, host, Timer(torch.device(device), lambda: 0.0))
+    rng = random.Random(0)
+    blocks, host_blocks, others = rng.sample(range(40), 20), rng.sample(range(30), 20), rng.sample(range(40), 20)
+    before, on_host = arena.data.clone(), host.data.clone()
+    mover.swap_out(list(zip(blocks, host_blocks, strict=True)))
+    arena.data.zero_()
+    mover.swap_in(list(zip(host_blocks, others, strict=True)))
+    for block, host_block, other in zip(blocks, host_blocks, others, strict=True):
+        assert torch.equal(arena.data[:, :, other], before[:, :, block])
+        assert torch.equal(host.data[host_block], before[:, :, block].cpu())
+    for other in set(range(40)) - set(others):
+        assert not arena.data[:, :, other].any()
+    for host_block in set(range(30)) - set(host_blocks):
+        assert torch.equal(host.data[host_block], on_host[host_block])
+
+
+@pytest.mark.parametrize("device", _DEVICES)
+def test_one_host_block_may_come_in_twice(device):
+    arena, host = _arenas(device)
+    make_mover(arena, host, Timer(torch.device(device), lambda: 0.0)).swap_in([(3, 9), (4, 8), (3, 7)])
+    for host_block, block in ((3, 9), (4, 8), (3, 7)):
+        assert torch.equal(arena.data[:, :, block].cpu(), host.data[host_block])
+
+
+@pytest.mark.parametrize("host_blocks", [[5], [3, 4, 5, 6], [9, 2, 3, 8, 10, 4]])
+def test_what_goes_through_staging_memory_is_what_goes_directly(host_blocks):
+    """The two ways that a GPU's blocks take, here on the CPU."""
+    arena, host = _arenas()
+    before, on_host = arena.data.clone(), host.data.clone()
+    blocks = random.Random(1).sample(range(40), len(host_blocks))
+    unstage(gather(arena.data, blocks), host.data, host_blocks)
+    for block, host_block in zip(blocks, host_blocks, strict=True):
+        on_host[host_block] = before[:, :, block]
+    assert torch.equal(host.data, on_host)
+
+    arena.data.zero_()
+    scatter(stage(host.data, host_blocks, _CPU), arena.data, blocks)
+    expected = torch.zeros_like(before)
+    expected[:, :, blocks] = before[:, :, blocks]
+    assert torch.equal(arena.data, expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from executor.sequences import SequenceState
@@ -18,6 +18,7 @@ class Limits:
     """
 
     num_blocks: int
+    num_host_blocks: int
     block_size: int
     vocab_size: int
     max_positions: int
@@ -25,11 +26,19 @@ class Limits:
 
 @dataclass(slots=True)
 class _Shape:
-    """What a sequence will look like when the rows run."""
+    """What a sequence looks like at some point of the batch."""
 
     num_tokens: int
     num_computed: int
     table_length: int
+    num_candidates: int
+
+    @classmethod
+    def of(cls, known: SequenceState) -> _Shape:
+        return cls(len(known.token_ids), known.num_computed, len(known.block_table), known.num_candidates)
+
+    def copy(self) -> _Shape:
+        return _Shape(self.num_tokens, self.num_computed, self.table_length, self.num_candidates)
 
 
 def check_batch(batch: StepBatch, sequences: Mapping[int, SequenceState], limits: Limits) -> None:
@@ -45,35 +54,64 @@ def check_batch(batch: StepBatch, sequences: Mapping[int, SequenceState], limits
 
 
 class _Check:
+    """Shapes are made only of sequences that the batch changes before its rows: most decode, and are only looked at."""
+
     def __init__(self, batch: StepBatch, sequences: Mapping[int, SequenceState], limits: Limits) -> None:
         self._batch = batch
         self._sequences = sequences
         self._limits = limits
-        self._forgotten = set(batch.forget)
-        self._new = {new.sequence_id: new for new in batch.new_sequences}
-        self._shapes: dict[int, _Shape] = {}
+        # Not there any more, and there again with another shape than before.
+        self._gone: set[int] = set()
+        self._changed: dict[int, _Shape] = {}
 
     def run(self) -> None:
         self._check_forget()
+        self._check_branches()
+        self._check_chosen_tokens()
         self._check_new_sequences()
-        self._check_rows()
         self._check_table_edits()
+        self._check_swaps()
         self._check_block_copies()
-        sampling = self._check_counts()
-        self._check_forks(sampling)
+        self._check_rows()
+        self._check_forks()
 
     def _check_forget(self) -> None:
-        if len(self._forgotten) != len(self._batch.forget):
-            raise BatchRefused("forget: names a sequence twice")
         for sequence_id in self._batch.forget:
+            if sequence_id in self._gone:
+                raise BatchRefused(f"forget: names sequence {sequence_id} twice")
             if sequence_id not in self._sequences:
                 raise BatchRefused(f"forget: unknown sequence {sequence_id}")
+            self._gone.add(sequence_id)
+
+    def _check_branches(self) -> None:
+        for parent, child in self._batch.branches:
+            shape = self._shape(parent, "branches")
+            if self._exists(child):
+                raise BatchRefused(f"branches: child {child} of sequence {parent} already exists")
+            self._changed[child] = shape.copy()
+
+    def _check_chosen_tokens(self) -> None:
+        for sequence_id, token in self._batch.chosen_tokens:
+            where = f"chosen_tokens: sequence {sequence_id}"
+            shape = self._shape(sequence_id, "chosen_tokens")
+            if not shape.num_candidates:
+                raise BatchRefused(f"{where} samples its tokens itself")
+            if shape.num_computed < shape.num_tokens:
+                left = shape.num_tokens - shape.num_computed
+                raise BatchRefused(f"{where} has {left} tokens left to compute before its next one")
+            if not 0 <= token < self._limits.vocab_size:
+                raise BatchRefused(f"{where}: token {token} of a vocabulary of {self._limits.vocab_size}")
+            shape.num_tokens += 1
 
     def _check_new_sequences(self) -> None:
-        if len(self._new) != len(self._batch.new_sequences):
+        new_ids = {new.sequence_id for new in self._batch.new_sequences}
+        if len(new_ids) != len(self._batch.new_sequences):
             raise BatchRefused("new_sequences: names a sequence twice")
         for new in self._batch.new_sequences:
             self._check_new(new, f"new_sequences: sequence {new.sequence_id}:")
+            self._changed[new.sequence_id] = _Shape(
+                len(new.token_ids), new.num_computed, len(new.block_table), new.num_candidates
+            )
 
     def _check_new(self, new: NewSequence, where: str) -> None:
         if not 1 <= new.prompt_length <= len(new.token_ids):
@@ -82,73 +120,103 @@ class _Check:
             raise BatchRefused(f"{where} num_computed {new.num_computed} of {len(new.token_ids)} tokens")
         if min(new.token_ids) < 0 or max(new.token_ids) >= self._limits.vocab_size:
             raise BatchRefused(f"{where} token_ids are not all below the vocabulary size {self._limits.vocab_size}")
-        if new.sample_index < 0:
-            raise BatchRefused(f"{where} sample_index {new.sample_index} is negative")
-        for block in new.block_table:
-            self._check_block(block, where)
-
-    def _check_rows(self) -> None:
-        rows = self._batch.row_sequence_ids
-        if len(rows) != len(self._batch.row_num_tokens):
-            raise BatchRefused(f"row_num_tokens: {len(self._batch.row_num_tokens)} entries for {len(rows)} rows")
-        for sequence_id in rows:
-            if sequence_id in self._shapes:
-                raise BatchRefused(f"row_sequence_ids: sequence {sequence_id} has two rows")
-            self._shapes[sequence_id] = self._shape_of(sequence_id)
-
-    def _shape_of(self, sequence_id: int) -> _Shape:
-        new = self._new.get(sequence_id)
-        if new is not None:
-            return _Shape(len(new.token_ids), new.num_computed, len(new.block_table))
-        known = self._sequences.get(sequence_id)
-        if known is None or sequence_id in self._forgotten:
-            raise BatchRefused(f"row_sequence_ids: unknown sequence {sequence_id}")
-        return _Shape(len(known.token_ids), known.num_computed, len(known.block_table))
+        for name, value in (("sample_index", new.sample_index), ("num_candidates", new.num_candidates)):
+            if value < 0:
+                raise BatchRefused(f"{where} {name} {value} is negative")
+        _check_blocks(new.block_table, self._limits.num_blocks, f"{where} block_table:")
 
     def _check_table_edits(self) -> None:
-        rows = self._batch.row_sequence_ids
-        for row, index, block in self._batch.table_edits:
-            if not 0 <= row < len(rows):
-                raise BatchRefused(f"table_edits: row {row} of {len(rows)}")
-            shape = self._shapes[rows[row]]
+        for sequence_id, index, block in self._batch.table_edits:
+            shape = self._shape(sequence_id, "table_edits")
+            where = f"table_edits: sequence {sequence_id}:"
             if not 0 <= index <= shape.table_length:
-                raise BatchRefused(f"table_edits: row {row}: index {index} of a table of {shape.table_length} blocks")
-            self._check_block(block, f"table_edits: row {row}:")
-            shape.table_length = max(shape.table_length, index + 1)
+                raise BatchRefused(f"{where} index {index} of a table of {shape.table_length} blocks")
+            if not 0 <= block < self._limits.num_blocks:
+                raise BatchRefused(f"{where} block {block} of {self._limits.num_blocks}")
+            if index == shape.table_length:
+                shape.table_length += 1
+
+    def _check_swaps(self) -> None:
+        device, host = self._limits.num_blocks, self._limits.num_host_blocks
+        for where, pairs, num_sources, num_destinations in (
+            ("swaps_out:", self._batch.swaps_out, device, host),
+            ("swaps_in:", self._batch.swaps_in, host, device),
+        ):
+            if pairs:
+                _check_blocks((source for source, _ in pairs), num_sources, f"{where} source")
+                _check_blocks((destination for _, destination in pairs), num_destinations, f"{where} destination")
+                if len({destination for _, destination in pairs}) < len(pairs):
+                    raise BatchRefused(f"{where} two blocks go to one destination")
 
     def _check_block_copies(self) -> None:
         for pair in self._batch.block_copies:
-            for block in pair:
-                self._check_block(block, "block_copies:")
+            _check_blocks(pair, self._limits.num_blocks, "block_copies:")
 
-    def _check_counts(self) -> set[int]:
-        """Checks each row's number of tokens; returns the sequences that sample."""
-        sampling = set()
-        for (sequence_id, shape), count in zip(self._shapes.items(), self._batch.row_num_tokens, strict=True):
-            where, end = f"row_num_tokens: sequence {sequence_id}:", shape.num_computed + count
-            if count < 1 or end > shape.num_tokens:
-                left = shape.num_tokens - shape.num_computed
-                raise BatchRefused(f"{where} {count} tokens where {left} are left to compute")
-            if end > self._limits.max_positions:
-                raise BatchRefused(f"{where} {end} tokens exceed the model's {self._limits.max_positions} positions")
-            if end > shape.table_length * self._limits.block_size:
-                blocks = f"{shape.table_length} blocks of {self._limits.block_size} tokens"
-                raise BatchRefused(f"{where} {end} tokens exceed a table of {blocks}")
-            if end == shape.num_tokens:
-                sampling.add(sequence_id)
-        return sampling
+    def _check_rows(self) -> None:
+        rows, counts = self._batch.row_sequence_ids, self._batch.row_num_tokens
+        if len(rows) != len(counts):
+            raise BatchRefused(f"row_num_tokens: {len(counts)} entries for {len(rows)} rows")
+        if len(set(rows)) < len(rows):
+            twice = next(sequence_id for i, sequence_id in enumerate(rows) if sequence_id in rows[:i])
+            raise BatchRefused(f"row_sequence_ids: sequence {twice} has two rows")
+        block_size, max_positions = self._limits.block_size, self._limits.max_positions
+        changed, sequences, gone = self._changed, self._sequences, self._gone
+        for sequence_id, count in zip(rows, counts, strict=True):
+            shape = changed.get(sequence_id)
+            if shape is not None:
+                num_tokens, table_length = shape.num_tokens, shape.table_length
+                end = shape.num_computed + count
+            else:
+                known = sequences.get(sequence_id)
+                if known is None or sequence_id in gone:
+                    raise BatchRefused(f"row_sequence_ids: unknown sequence {sequence_id}")
+                num_tokens, table_length = len(known.token_ids), len(known.block_table)
+                end = known.num_computed + count
+            if count < 1 or end > num_tokens or end > max_positions or end > table_length * block_size:
+                self._refuse_count(sequence_id, count)
 
-    def _check_forks(self, sampling: set[int]) -> None:
+    def _refuse_count(self, sequence_id: int, count: int) -> None:
+        shape, limits = self._shape(sequence_id, "row_sequence_ids"), self._limits
+        where, end = f"row_num_tokens: sequence {sequence_id}:", shape.num_computed + count
+        if count < 1 or end > shape.num_tokens:
+            left = shape.num_tokens - shape.num_computed
+            raise BatchRefused(f"{where} {count} tokens where {left} are left to compute")
+        if end > limits.max_positions:
+            raise BatchRefused(f"{where} {end} tokens exceed the model's {limits.max_positions} positions")
+        blocks = f"{shape.table_length} blocks of {limits.block_size} tokens"
+        raise BatchRefused(f"{where} {end} tokens exceed a table of {blocks}")
+
+    def _check_forks(self) -> None:
+        if not self._batch.forks:
+            return
+        counts = dict(zip(self._batch.row_sequence_ids, self._batch.row_num_tokens, strict=True))
         children: set[int] = set()
         for parent, child_ids in self._batch.forks.items():
-            if parent not in sampling:
+            if parent not in counts or not self._samples(self._shape(parent, "forks"), counts[parent]):
                 raise BatchRefused(f"forks: sequence {parent} does not sample in this step")
             for child in child_ids:
-                known = child in self._sequences and child not in self._forgotten
-                if known or child in self._new or child in children:
+                if self._exists(child) or child in children:
                     raise BatchRefused(f"forks: child {child} of sequence {parent} already exists")
                 children.add(child)
 
-    def _check_block(self, block: int, where: str) -> None:
-        if not 0 <= block < self._limits.num_blocks:
-            raise BatchRefused(f"{where} block {block} of {self._limits.num_blocks}")
+    @staticmethod
+    def _samples(shape: _Shape, count: int) -> bool:
+        return shape.num_computed + count == shape.num_tokens and not shape.num_candidates
+
+    def _exists(self, sequence_id: int) -> bool:
+        return sequence_id in self._changed or (sequence_id in self._sequences and sequence_id not in self._gone)
+
+    def _shape(self, sequence_id: int, field: str) -> _Shape:
+        """The sequence's shape at this point, to be changed as the batch changes it."""
+        shape = self._changed.get(sequence_id)
+        if shape is None:
+            if not self._exists(sequence_id):
+                raise BatchRefused(f"{field}: unknown sequence {sequence_id}")
+            shape = self._changed[sequence_id] = _Shape.of(self._sequences[sequence_id])
+        return shape
+
+
+def _check_blocks(blocks: Iterable[int], num_blocks: int, where: str) -> None:
+    for block in blocks:
+        if not 0 <= block < num_blocks:
+            raise BatchRefused(f"{where} block {block} of {num_blocks}")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from executor.batch_check import Limits, check_batch
+from executor.block_mover import make_mover
+from executor.candidates import most_likely
+from executor.draw import Draw
+from executor.host_arena import HostArena
 from executor.model_runner import ModelRunner, Row
-from executor.sampler import Draw, sample
+from executor.sampler import Sampled, sample
 from executor.sequences import SequenceState
-from executor.step import BatchRefused, StepBatch, StepResult
+from executor.speeds import SpeedMeter, is_prefill
+from executor.step import BatchRefused, Candidates, Speeds, StepBatch, StepResult
+from executor.timer import Span, Timer
+from executor.warm_up import measure_speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,7 @@ class ExecutorInfo:
 
     Attributes:
         max_model_len: longest sequence it takes, in tokens; all of one fits into its blocks.
+        num_host_blocks: blocks beside those of the device; 0 where there are none.
         incarnation: new for each executor that is made: memory described under another incarnation is gone.
     """
 
@@ -27,6 +36,7 @@ class ExecutorInfo:
     vocab_size: int
     block_size: int
     num_blocks: int
+    num_host_blocks: int
     bytes_per_block: int
     device: str
     dtype: str
@@ -36,13 +46,24 @@ class ExecutorInfo:
 
 
 class Executor:
-    """Keeps the sequences it is told of and runs the steps it is given. Decides nothing; not thread-safe."""
+    """Keeps the sequences it is told of and runs the steps it is given. Decides nothing; not thread-safe.
 
-    def __init__(self, runner: ModelRunner, info: ExecutorInfo) -> None:
+    Making one takes a moment: it measures its speeds.
+
+    Args:
+        clock: seconds, from any start.
+    """
+
+    def __init__(self, runner: ModelRunner, host: HostArena, info: ExecutorInfo, clock: Callable[[], float]) -> None:
         self.info = info
         self._runner = runner
+        self._timer = Timer(runner.device, clock)
+        self._mover = make_mover(runner.arena, host, self._timer)
+        measured = measure_speeds(runner, host, self._mover, info.max_model_len, self._timer)
+        self._speeds = SpeedMeter(measured, self._timer)
         self._limits = Limits(
             num_blocks=info.num_blocks,
+            num_host_blocks=info.num_host_blocks,
             block_size=info.block_size,
             vocab_size=info.vocab_size,
             max_positions=info.max_model_len,
@@ -56,6 +77,11 @@ class Executor:
     def epoch(self) -> int:
         """Highest epoch seen; 0 before the first."""
         return self._epoch
+
+    @property
+    def speeds(self) -> Speeds:
+        """As measured at start, or as a step has reported since."""
+        return self._speeds.reported
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepResult:
@@ -89,42 +115,97 @@ class Executor:
         return starts_epoch
 
     def _run(self, batch: StepBatch) -> StepResult:
-        rows = self._apply(batch)
-        if not rows:
-            return StepResult(batch.epoch, batch.step, [], [])
-        logits = self._runner.run(rows)
-        sampling = [row.sequence for row in rows if row.samples]
-        for row in rows:
-            row.sequence.num_computed += row.num_tokens
-        return self._sample(batch, logits, sampling)
-
-    def _apply(self, batch: StepBatch) -> list[Row]:
-        for sequence_id in batch.forget:
-            del self._sequences[sequence_id]
-        for new in batch.new_sequences:
-            self._sequences[new.sequence_id] = SequenceState.start(new)
+        self._update_sequences(batch)
+        self._move_blocks(batch)
         rows = [
             Row(self._sequences[sequence_id], count)
             for sequence_id, count in zip(batch.row_sequence_ids, batch.row_num_tokens, strict=True)
         ]
-        for row, index, block in batch.table_edits:
-            rows[row].sequence.edit_table(index, block)
-        self._runner.arena.copy_blocks(batch.block_copies)
-        return rows
+        result = self._compute(batch, rows) if rows else StepResult(batch.epoch, batch.step)
+        speeds = self._speeds.report()
+        return result if speeds is None else replace(result, speeds=speeds)
 
-    def _sample(self, batch: StepBatch, logits: torch.Tensor, sampling: list[SequenceState]) -> StepResult:
-        """Gives each sampling sequence its token, and each of its children another from the same logits."""
-        drawn: list[SequenceState] = []
-        draws: list[Draw] = []
-        for row, parent in enumerate(sampling):
-            family = [parent]
-            for i, child_id in enumerate(batch.forks.get(parent.sequence_id, ())):
-                child = parent.fork(child_id, sample_index=i + 1)
-                self._sequences[child_id] = child
-                family.append(child)
-            drawn += family
-            draws += [Draw(row, member.sampling, member.sample_index, member.num_output_tokens) for member in family]
-        tokens, logprobs = sample(logits, draws) if draws else ([], [])
-        for sequence, token in zip(drawn, tokens, strict=True):
+    def _update_sequences(self, batch: StepBatch) -> None:
+        for sequence_id in batch.forget:
+            del self._sequences[sequence_id]
+        for parent, child in batch.branches:
+            self._sequences[child] = self._sequences[parent].branch(child)
+        for sequence_id, token in batch.chosen_tokens:
+            self._sequences[sequence_id].token_ids.append(token)
+        for new in batch.new_sequences:
+            self._sequences[new.sequence_id] = SequenceState.start(new)
+        for sequence_id, index, block in batch.table_edits:
+            self._sequences[sequence_id].edit_table(index, block)
+
+    def _move_blocks(self, batch: StepBatch) -> None:
+        if batch.swaps_out:
+            span = self._mover.swap_out(batch.swaps_out)
+            self._speeds.add("swap_out_blocks_per_s", len(batch.swaps_out), span)
+        if batch.swaps_in:
+            span = self._mover.swap_in(batch.swaps_in)
+            self._speeds.add("swap_in_blocks_per_s", len(batch.swaps_in), span)
+        if batch.block_copies:
+            span = self._mover.copy(batch.block_copies)
+            self._speeds.add("copy_blocks_per_s", len(batch.block_copies), span)
+
+    def _compute(self, batch: StepBatch, rows: list[Row]) -> StepResult:
+        start = self._timer.mark()
+        logits = self._runner.run(rows)
+        if is_prefill(batch.row_num_tokens):
+            span = Span(start, self._timer.mark())
+            self._speeds.add("prefill_tokens_per_s", sum(batch.row_num_tokens), span)
+        ending = [row.sequence for row in rows if row.reaches_last]
+        for row in rows:
+            row.sequence.num_computed += row.num_tokens
+        return self._next_tokens(batch, logits, ending)
+
+    def _next_tokens(self, batch: StepBatch, logits: torch.Tensor, ending: list[SequenceState]) -> StepResult:
+        """Row i of the logits gives the next token, or the candidates for it, of sequence i in `ending`."""
+        drawn = [
+            (row, member)
+            for row, sequence in enumerate(ending)
+            if not sequence.num_candidates
+            for member in self._family(sequence, batch.forks.get(sequence.sequence_id, ()))
+        ]
+        sampled = sample(logits, [_draw(row, member) for row, member in drawn]) if drawn else Sampled([], [], [])
+        for (_, sequence), token in zip(drawn, sampled.token_ids, strict=True):
             sequence.token_ids.append(token)
-        return StepResult(batch.epoch, batch.step, [sequence.sequence_id for sequence in drawn], tokens, logprobs)
+        return StepResult(
+            batch.epoch,
+            batch.step,
+            sequence_ids=[sequence.sequence_id for _, sequence in drawn],
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            scores=sampled.scores,
+            candidates=_candidates(logits, ending),
+        )
+
+    def _family(self, parent: SequenceState, child_ids: Sequence[int]) -> list[SequenceState]:
+        """A sequence, and its children as copies of it."""
+        children = [parent.fork(child_id, sample_index) for sample_index, child_id in enumerate(child_ids, start=1)]
+        for child in children:
+            self._sequences[child.sequence_id] = child
+        return [parent, *children]
+
+
+def _candidates(logits: torch.Tensor, ending: list[SequenceState]) -> list[Candidates]:
+    reporting = [(row, sequence) for row, sequence in enumerate(ending) if sequence.num_candidates]
+    if not reporting:
+        return []
+    draws = [_draw(row, sequence) for row, sequence in reporting]
+    likely = most_likely(logits, draws, [sequence.num_candidates for _, sequence in reporting])
+    return [
+        Candidates(sequence.sequence_id, tokens, logprobs)
+        for (_, sequence), (tokens, logprobs) in zip(reporting, likely, strict=True)
+    ]
+
+
+def _draw(row: int, sequence: SequenceState) -> Draw:
+    return Draw(
+        row,
+        sequence.sampling,
+        sequence.sample_index,
+        sequence.num_output_tokens,
+        sequence.token_ids,
+        sequence.ranked,
+    )

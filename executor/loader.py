@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from executor.errors import SettingsError
 from executor.executor import Executor, ExecutorInfo
 from executor.families import family_of
 from executor.free_memory import free_memory
+from executor.host_arena import HostArena
 from executor.memory_budget import blocks_in, parse_budget
 from executor.model_runner import ModelRunner
 from executor.weights import assemble, open_checkpoint
@@ -37,6 +40,7 @@ class ExecutorSettings:
         device: auto, cpu or cuda. auto is cuda where there is one.
         block_size: tokens a block.
         kv_memory: for keys and values: a size ("512MiB") or a share of what is free once the model is loaded ("40%").
+        host_memory: for blocks beside those of the device, in the same form, the share of the host's memory; "0": none.
         max_model_len: longest sequence; the model's own limit where None.
         threads: of one operation on the CPU; torch's choice where None.
         attention_backend: by name.
@@ -44,6 +48,7 @@ class ExecutorSettings:
 
     model: Path
     kv_memory: str
+    host_memory: str = "0"
     model_name: str = ""
     dtype: str = "auto"
     device: str = "auto"
@@ -53,8 +58,8 @@ class ExecutorSettings:
     attention_backend: str = "reference"
 
 
-def load_executor(settings: ExecutorSettings) -> Executor:
-    """Reads the model, takes the memory for its blocks, and puts them together.
+def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.perf_counter) -> Executor:
+    """Reads the model, takes the memory for its blocks, puts them together and measures how fast that is.
 
     Raises:
         SettingsError: a setting is malformed, or impossible here.
@@ -78,6 +83,7 @@ def load_executor(settings: ExecutorSettings) -> Executor:
     budget = parse_budget(settings.kv_memory, lambda: free_memory(device))
     num_blocks = blocks_in(budget, block_bytes, settings.kv_memory)
     arena = BlockArena(model, num_blocks=num_blocks, block_size=settings.block_size, dtype=dtype, device=device)
+    host = HostArena(arena, _num_host_blocks(settings.host_memory, block_bytes))
 
     info = ExecutorInfo(
         model_name=settings.model_name or settings.model.name.removesuffix(".gguf"),
@@ -85,6 +91,7 @@ def load_executor(settings: ExecutorSettings) -> Executor:
         vocab_size=model.vocab_size,
         block_size=settings.block_size,
         num_blocks=num_blocks,
+        num_host_blocks=host.num_blocks,
         bytes_per_block=block_bytes,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
@@ -92,7 +99,8 @@ def load_executor(settings: ExecutorSettings) -> Executor:
         eos_token_ids=model.eos_token_ids,
         incarnation=uuid.uuid4().hex,
     )
-    return Executor(ModelRunner(decoder, arena, BACKENDS[settings.attention_backend](), device), info)
+    runner = ModelRunner(decoder, arena, BACKENDS[settings.attention_backend](), device)
+    return Executor(runner, host, info, clock)
 
 
 def _check_settings(settings: ExecutorSettings) -> None:
@@ -107,7 +115,9 @@ def _check_settings(settings: ExecutorSettings) -> None:
     ):
         if getattr(settings, name) not in allowed:
             raise SettingsError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}")
-    parse_budget(settings.kv_memory, free_bytes=lambda: 0)  # malformed ones are refused before the model is read
+    # Malformed ones are refused before the model is read.
+    parse_budget(settings.kv_memory, lambda: 0)
+    _host_budget(settings.host_memory, lambda: 0)
 
 
 def _device(name: str) -> torch.device:
@@ -130,6 +140,15 @@ def _max_model_len(wanted: int | None, model: DecoderDescription) -> int:
     if wanted is not None and wanted > model.max_model_len:
         raise SettingsError(f"max_model_len {wanted} is above the model's own limit of {model.max_model_len}")
     return wanted or model.max_model_len
+
+
+def _host_budget(text: str, free_bytes: Callable[[], int]) -> int:
+    return parse_budget(text, free_bytes, name="host_memory", may_be_nothing=True)
+
+
+def _num_host_blocks(text: str, bytes_per_block: int) -> int:
+    budget = _host_budget(text, lambda: free_memory(torch.device("cpu")))
+    return blocks_in(budget, bytes_per_block, text, name="host_memory") if budget else 0
 
 
 def _fitting(max_model_len: int, num_slots: int) -> int:

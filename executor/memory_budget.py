@@ -1,4 +1,4 @@
-"""How much memory the arena gets: from "512MiB" or "40%" to a number of blocks."""
+"""How much memory blocks get: from "512MiB" or "40%" to a number of them."""
 
 from __future__ import annotations
 
@@ -15,37 +15,43 @@ for _power, _letter in enumerate("KMGT", start=1):
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[A-Za-z]+)\s*")
 
 
-def parse_budget(text: str, free_bytes: Callable[[], int]) -> int:
+def parse_budget(
+    text: str, free_bytes: Callable[[], int], *, name: str = "kv_memory", may_be_nothing: bool = False
+) -> int:
     """Bytes that a budget stands for.
 
     Args:
-        text: a size ("512MiB", "2GB", "1.5 GiB") or a share of what is free ("40%").
+        text: a size ("512MiB", "2GB", "1.5 GiB") or a share of what is free ("40%"); "0" needs no unit.
         free_bytes: what is free now; asked only for a share.
+        name: of the setting.
+        may_be_nothing: whether 0 is allowed.
 
     Raises:
         SettingsError: if it is neither, or nothing, or a share above 100 %.
     """
-    match = _BUDGET.fullmatch(text)
+    match = _BUDGET.fullmatch("0B" if text.strip() == "0" else text)
     if match is None:
-        raise SettingsError(f"kv_memory {text!r} is neither a size like 512MiB nor a share of free memory like 40%")
+        raise SettingsError(f"{name} {text!r} is neither a size like 512MiB nor a share of free memory like 40%")
     amount, unit = float(match[1]), match[2]
+    if unit != "%" and unit.upper() not in _UNITS:
+        raise SettingsError(f"{name} {text!r}: unknown unit {unit!r}; use MiB, GiB, MB, GB or %")
+    if amount == 0 and may_be_nothing:
+        return 0
     if unit == "%":
         if not 0 < amount <= 100:
-            raise SettingsError(f"kv_memory {text!r}: a share must be above 0% and at most 100%")
+            raise SettingsError(f"{name} {text!r}: a share must be above 0% and at most 100%")
         return int(free_bytes() * amount / 100)
-    if unit.upper() not in _UNITS:
-        raise SettingsError(f"kv_memory {text!r}: unknown unit {unit!r}; use MiB, GiB, MB, GB or %")
     if amount == 0:
-        raise SettingsError(f"kv_memory {text!r} is nothing")
+        raise SettingsError(f"{name} {text!r} is nothing")
     return int(amount * _UNITS[unit.upper()])
 
 
-def blocks_in(budget: int, bytes_per_block: int, text: str) -> int:
+def blocks_in(budget: int, bytes_per_block: int, text: str, *, name: str = "kv_memory") -> int:
     """Whole blocks that fit into `budget` bytes.
 
     Raises:
-        SettingsError: if not even one does; `text` is the budget as it was given.
+        SettingsError: if not even one does; `text` is the budget as it was given, `name` that of the setting.
     """
     if budget < bytes_per_block:
-        raise SettingsError(f"kv_memory {text!r} is {budget} bytes, less than one block of {bytes_per_block} bytes")
+        raise SettingsError(f"{name} {text!r} is {budget} bytes, less than one block of {bytes_per_block} bytes")
     return budget // bytes_per_block

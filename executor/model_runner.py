@@ -26,7 +26,8 @@ class Row:
         return self.sequence.num_computed + self.num_tokens
 
     @property
-    def samples(self) -> bool:
+    def reaches_last(self) -> bool:
+        """Whether this computes the last token that the sequence has, so that its logits give the next one."""
         return self.end == len(self.sequence.token_ids)
 
 
@@ -40,7 +41,11 @@ class ModelRunner:
         self.device = device
 
     def run(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Computes all rows and returns the logits of those that sample, in row order, [samples, vocab] in float32."""
+        """Computes all rows.
+
+        Returns:
+            The logits of those that reach their sequence's last token, in row order, [rows, vocab] in float32.
+        """
         tables = [np.array(row.sequence.block_table, dtype=np.int64) for row in rows]
         counts = [row.num_tokens for row in rows]
         ends = [row.end for row in rows]
@@ -58,7 +63,7 @@ class ModelRunner:
             token_ids=self._tensor(np.concatenate(tokens)),
             positions=self._tensor(np.concatenate(positions)),
             prompt_lengths=self._tensor(np.repeat([row.sequence.prompt_length for row in rows], counts)),
-            sampled=self._tensor(last[[row.samples for row in rows]]),
+            sampled=self._tensor(last[[row.reaches_last for row in rows]]),
         )
 
     def _tensor(self, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:

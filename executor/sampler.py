@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from executor.draw import Draw
+from executor.largest import mask_of_largest
+from executor.logits_processors import changes_logits, process_logits
+from executor.logprobs import chosen_logprobs
 from executor.random_stream import uniform
 from executor.step import SamplingParams, TokenLogprobs
 
@@ -17,58 +21,42 @@ _LIKELY = 1024
 _COLDEST = 1e-30
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One token to choose.
+class Sampled(NamedTuple):
+    """Tokens, and what is reported of them; see `executor.logprobs.chosen_logprobs`."""
 
-    Attributes:
-        row: of the logits.
-        sample_index: which of its request's sequences; chooses the random stream with the seed.
-        output_position: how many output tokens the sequence has so far.
-    """
-
-    row: int
-    sampling: SamplingParams
-    sample_index: int
-    output_position: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    scores: list[float]
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[TokenLogprobs | None]]:
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Sampled:
     """Chooses a token for each draw.
 
-    Order: stop tokens masked before `min_tokens`; temperature; top-k; top-p of what is left; min-p. The result of a
-    draw depends on nothing but its row of logits and its own parameters.
+    Order: bias and penalties; stop tokens masked before `min_tokens`; temperature; top-k; top-p of what is left; min-p.
+    The result of a draw depends on nothing but its row of logits, its own parameters and its own tokens.
 
     Args:
         logits: [rows, vocab] in float32. Several draws may share a row.
-
-    Returns:
-        Token ids, and log probabilities: aligned with the draws, or empty if none asks for any.
     """
     rows = torch.tensor([draw.row for draw in draws], dtype=torch.int64, device=logits.device)
     random = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
-    if not random and not any(_too_early_to_stop(draw) for draw in draws):
+    processed = any(changes_logits(draw) for draw in draws)
+    if not random and not processed:
         tokens = logits.argmax(dim=-1)[rows]
     else:
-        tokens = _sample_each(logits[rows], draws, random)
-    return tokens.tolist(), _logprobs(logits, tokens, draws)
+        tokens = _sample_each(logits[rows], draws, random, processed)
+    return Sampled(tokens.tolist(), *chosen_logprobs(logits, tokens, draws))
 
 
-def _sample_each(logits: torch.Tensor, draws: Sequence[Draw], random: list[int]) -> torch.Tensor:
+def _sample_each(logits: torch.Tensor, draws: Sequence[Draw], random: list[int], processed: bool) -> torch.Tensor:
     """The general case; `logits` is a copy with a row for each draw, `random` the draws that are not greedy."""
-    vocab_size = logits.shape[-1]
-    for i, draw in enumerate(draws):
-        if _too_early_to_stop(draw):
-            logits[i, [token for token in draw.sampling.stop_token_ids if 0 <= token < vocab_size]] = float("-inf")
+    if processed:
+        process_logits(logits, draws)
     tokens = logits.argmax(dim=-1)
     if random:
         index = torch.tensor(random, dtype=torch.int64, device=logits.device)
         tokens[index] = _sample_random(logits[index], [draws[i] for i in random])
     return tokens
-
-
-def _too_early_to_stop(draw: Draw) -> bool:
-    return draw.output_position < draw.sampling.min_tokens and bool(draw.sampling.stop_token_ids)
 
 
 def _sample_random(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -124,10 +112,7 @@ def _keep_first(weights: torch.Tensor, descending: torch.Tensor, sampling: Seque
     """Keeps the tokens that top-k and top-p keep of the descending probabilities."""
     kept = _num_kept(descending, sampling)
     smallest = descending.gather(-1, kept - 1)
-    above = weights > smallest
-    level = weights == smallest
-    room = kept - above.sum(dim=-1, keepdim=True)
-    return weights.masked_fill(~(above | (level & (level.cumsum(dim=-1) <= room))), 0)
+    return weights.masked_fill(~mask_of_largest(weights, smallest, kept), 0)
 
 
 def _num_kept(likely: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
@@ -143,24 +128,6 @@ def _num_kept(likely: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch
     top_p = _column([params.top_p for params in sampling], mass)
     within = (before < top_p * whole) & (ranks < top_k)
     return within.sum(dim=-1, keepdim=True).clamp_(min=1)
-
-
-def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, draws: Sequence[Draw]) -> list[TokenLogprobs | None]:
-    asking = [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
-    if not asking:
-        return []
-    rows = torch.tensor([draws[i].row for i in asking], dtype=torch.int64, device=logits.device)
-    index = torch.tensor(asking, dtype=torch.int64, device=logits.device)
-    logprobs = torch.log_softmax(logits[rows], dim=-1)
-    chosen = logprobs.gather(-1, tokens[index][:, None]).squeeze(-1).tolist()
-    most = min(max(draws[i].sampling.logprobs or 0 for i in asking), logits.shape[-1])
-    top = logprobs.topk(most, dim=-1)
-    top_logprobs, top_ids = top.values.tolist(), top.indices.tolist()
-    result: list[TokenLogprobs | None] = [None] * len(draws)
-    for j, i in enumerate(asking):
-        count = draws[i].sampling.logprobs or 0
-        result[i] = TokenLogprobs(chosen[j], top_ids[j][:count], top_logprobs[j][:count])
-    return result
 
 
 def _column(numbers: Sequence[float], like: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,11 @@ class SequenceState:
     """One sequence.
 
     Attributes:
-        token_ids: prompt and output so far, the token sampled last included.
+        token_ids: prompt and output so far, the token sampled or chosen last included.
         num_computed: how many of them have keys and values in the blocks.
         block_table: block id of each logical block.
+        num_candidates: above 0, its rows report so many most likely next tokens and sample nothing.
+        ranked: the log probability of each token it samples is reported.
     """
 
     sequence_id: int
@@ -26,6 +28,8 @@ class SequenceState:
     block_table: array[int]
     sampling: SamplingParams
     sample_index: int
+    num_candidates: int = 0
+    ranked: bool = False
 
     @classmethod
     def start(cls, new: NewSequence) -> SequenceState:
@@ -37,7 +41,13 @@ class SequenceState:
             block_table=_int64(new.block_table),
             sampling=new.sampling,
             sample_index=new.sample_index,
+            num_candidates=new.num_candidates,
+            ranked=new.ranked,
         )
+
+    def branch(self, child_id: int) -> SequenceState:
+        """A copy of the sequence, table included."""
+        return self.fork(child_id, self.sample_index)
 
     def fork(self, child_id: int, sample_index: int) -> SequenceState:
         """A copy of the sequence, table included, with a random stream of its own."""
@@ -49,6 +59,8 @@ class SequenceState:
             block_table=self.block_table[:],
             sampling=self.sampling,
             sample_index=sample_index,
+            num_candidates=self.num_candidates,
+            ranked=self.ranked,
         )
 
     def edit_table(self, index: int, block: int) -> None:

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What is added to and taken from the logits of single tokens.
+
+    Attributes:
+        presence: subtracted once from tokens that the output holds.
+        frequency: subtracted from a token as often as the output holds it.
+        repetition: above 0; positive logits of tokens in prompt or output are divided by it, negative ones multiplied.
+        logit_bias: token id -> what is added to its logit.
+    """
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +36,7 @@ class SamplingParams:
         logprobs: report this many most likely tokens beside the chosen one; None reports nothing.
         min_tokens: `stop_token_ids` can't be chosen before this many output tokens.
         stop_token_ids: tokens that would end the sequence.
+        penalties: None where there are none.
     """
 
     temperature: float = 1.0
@@ -28,6 +47,7 @@ class SamplingParams:
     logprobs: int | None = None
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    penalties: Penalties | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +60,9 @@ class NewSequence:
         num_computed: how many of them already have keys and values in the blocks of `block_table`.
         block_table: block id of each logical block.
         sample_index: which of its request's n sequences this is.
+        num_candidates: above 0, it samples nothing: its row reports so many most likely next tokens, and a later batch
+            chooses one of them (beam search).
+        ranked: the log probability of each token it samples is reported.
     """
 
     sequence_id: int
@@ -49,6 +72,8 @@ class NewSequence:
     block_table: list[int]
     sampling: SamplingParams
     sample_index: int = 0
+    num_candidates: int = 0
+    ranked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +82,15 @@ class StepBatch:
 
     Attributes:
         forget: sequences whose state is dropped.
+        branches: (parent, child): the child starts as a copy of the parent, table included.
+        chosen_tokens: (sequence, token): the next token of a sequence that reports candidates.
         new_sequences: replace what is known of those ids.
+        table_edits: (sequence, logical index, block id); appends at the table's length, replaces below it.
+        swaps_out: (device block, host block).
+        swaps_in: (host block, device block).
+        block_copies: (source, destination) within the device's blocks, one after another, before any row writes.
         row_sequence_ids, row_num_tokens: the rows. Row i computes the next `row_num_tokens[i]` tokens of its sequence;
             it samples when that reaches the last token the sequence has.
-        table_edits: (row, logical index, block id); appends at the table's length, replaces below it.
-        block_copies: (source, destination), all of them before any row writes.
         forks: parent sequence id -> ids of children, which copy the parent (table included) when it samples in this
             step; child i (from 0) gets sample index i + 1 and a token of its own.
 
@@ -72,8 +101,12 @@ class StepBatch:
     epoch: int
     step: int
     forget: list[int] = field(default_factory=list)
+    branches: list[tuple[int, int]] = field(default_factory=list)
+    chosen_tokens: list[tuple[int, int]] = field(default_factory=list)
     new_sequences: list[NewSequence] = field(default_factory=list)
     table_edits: list[tuple[int, int, int]] = field(default_factory=list)
+    swaps_out: list[tuple[int, int]] = field(default_factory=list)
+    swaps_in: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     row_sequence_ids: list[int] = field(default_factory=list)
     row_num_tokens: list[int] = field(default_factory=list)
@@ -82,11 +115,34 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities at one position, before temperature and truncation."""
+    """Natural log probabilities at one position, before penalties, temperature and truncation."""
 
     logprob: float
     top_token_ids: list[int]
     top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The most likely next tokens of a sequence, most likely first (lower ids first where equal), after penalties.
+
+    Attributes:
+        logprobs: aligned with the tokens, natural logarithms.
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast an executor is, as measured on itself. 0: unknown."""
+
+    prefill_tokens_per_s: float = 0.0
+    swap_out_blocks_per_s: float = 0.0
+    swap_in_blocks_per_s: float = 0.0
+    copy_blocks_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +151,20 @@ class StepResult:
 
     Attributes:
         logprobs: aligned with `token_ids` (None where a sequence did not ask), or empty when no sequence asked.
+        scores: log probability of each token before penalties, temperature and truncation, aligned with `token_ids`
+            (0 where a sequence is not ranked), or empty when no sequence is.
+        candidates: of the rows that report them, in row order.
+        speeds: where they have changed noticeably since they were last reported.
     """
 
     epoch: int
     step: int
-    sequence_ids: list[int]
-    token_ids: list[int]
+    sequence_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
+    speeds: Speeds | None = None
 
 
 class BatchRefused(Exception):

@@ -133,6 +133,8 @@ class Driver:
         prompt_length: int | None = None,
         num_computed: int = 0,
         table: list[int] | None = None,
+        num_candidates: int = 0,
+        ranked: bool = False,
     ) -> NewSequence:
         self.tokens[sequence_id] = list(tokens)
         self.computed[sequence_id] = num_computed
@@ -144,19 +146,21 @@ class Driver:
             num_computed=num_computed,
             block_table=list(table or []),
             sampling=sampling,
+            num_candidates=num_candidates,
+            ranked=ranked,
         )
 
-    def edits(self, row: int, sequence_id: int, count: int) -> list[tuple[int, int, int]]:
+    def edits(self, sequence_id: int, count: int) -> list[tuple[int, int, int]]:
         """Appends blocks until the next `count` tokens fit."""
         table, edits = self.tables[sequence_id], []
         while len(table) * self.executor.info.block_size < self.computed[sequence_id] + count:
             table.append(self.free.pop())
-            edits.append((row, len(table) - 1, table[-1]))
+            edits.append((sequence_id, len(table) - 1, table[-1]))
         return edits
 
     def run(self, counts: dict[int, int], new: list[NewSequence] | None = None, **fields: Any) -> StepResult:
         """One step of the given number of tokens of each sequence, with the blocks they need."""
-        edits = [edit for row, (sid, count) in enumerate(counts.items()) for edit in self.edits(row, sid, count)]
+        edits = [edit for sequence_id, count in counts.items() for edit in self.edits(sequence_id, count)]
         return self.step(
             self.batch(
                 new_sequences=new or [],

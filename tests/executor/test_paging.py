@@ -72,9 +72,9 @@ def test_rows_share_blocks_that_one_of_them_fills_in_the_same_step(llama, load, 
     prompts = [shared + prompt(9, seed=2), shared + prompt(5, seed=3)]
     driver = drive(load(llama[0]))
     first = driver.new(0, prompts[0])
-    edits = driver.edits(0, 0, 41)
+    edits = driver.edits(0, 41)
     second = driver.new(1, prompts[1], num_computed=32, table=driver.tables[0][:2])
-    edits += driver.edits(1, 1, 5)
+    edits += driver.edits(1, 5)
     driver.step(
         driver.batch(new_sequences=[first, second], row_sequence_ids=[0, 1], row_num_tokens=[41, 5], table_edits=edits)
     )

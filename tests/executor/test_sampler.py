@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 import torch
 
+from executor.draw import Draw
 from executor.random_stream import uniform
-from executor.sampler import Draw, sample
+from executor.sampler import sample
 from executor.step import SamplingParams
 
 _VOCAB = 2000
@@ -64,7 +65,7 @@ def test_each_number_picks_the_token_of_the_inverse_distribution(params):
     logits = _logits(4)
     neighbours = [Draw(3, other, 0, 0) for other in (*_PARAMS.values(), SamplingParams(temperature=0))]
     draws = [Draw(row, params, sample_index=2, output_position=n) for row in range(3) for n in range(40)]
-    tokens, logprobs = sample(logits, [*draws, *neighbours])
+    tokens, logprobs, _ = sample(logits, [*draws, *neighbours])
     assert logprobs == []
     distributions = [_plain_distribution(logits[row], params) for row in range(3)]
     for draw, token in zip(draws, tokens, strict=False):
@@ -81,7 +82,7 @@ def test_frequencies_follow_the_distribution():
     logits = _logits(1, vocab=8, spread=1.0)
     params = SamplingParams(temperature=0.9, top_k=6, top_p=0.95, seed=5)
     count = 20000
-    tokens, _ = sample(logits, [Draw(0, params, 0, position) for position in range(count)])
+    tokens, *_ = sample(logits, [Draw(0, params, 0, position) for position in range(count)])
     seen = Counter(tokens)
     expected = _plain_distribution(logits[0], params)
     assert set(seen) == set(expected)
@@ -109,7 +110,7 @@ def test_equally_likely_tokens_are_counted_one_by_one():
         (SamplingParams(top_p=0.5), {0, 1, 2, 3}),
         (SamplingParams(top_k=4, top_p=0.5), {0, 1}),
     ):
-        tokens, _ = sample(logits, [Draw(0, params, 0, position) for position in range(300)])
+        tokens, *_ = sample(logits, [Draw(0, params, 0, position) for position in range(300)])
         assert set(tokens) == kept
 
 
@@ -117,16 +118,16 @@ def test_a_nucleus_larger_than_what_is_looked_at_first():
     """Flat over 5,000 tokens: half the mass is 2,500 tokens, whatever the neighbours ask for."""
     logits = torch.zeros(1, 5000)
     half = [Draw(0, SamplingParams(top_p=0.5), 0, position) for position in range(400)]
-    alone, _ = sample(logits, half)
+    alone, *_ = sample(logits, half)
     assert 2300 < max(alone) < 2500
-    beside, _ = sample(logits, [*half, Draw(0, SamplingParams(top_k=3, top_p=0.2), 0, 0)])
+    beside, *_ = sample(logits, [*half, Draw(0, SamplingParams(top_k=3, top_p=0.2), 0, 0)])
     assert beside[:-1] == alone
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-10, 1e30])
 def test_extreme_temperatures(temperature):
     logits = _logits(3, spread=1e4)
-    tokens, _ = sample(logits, [Draw(row, SamplingParams(temperature=temperature), 0, 0) for row in range(3)])
+    tokens, *_ = sample(logits, [Draw(row, SamplingParams(temperature=temperature), 0, 0) for row in range(3)])
     assert all(0 <= token < _VOCAB for token in tokens)
     if temperature < 1:
         assert tokens == logits.argmax(dim=-1).tolist()
@@ -152,7 +153,7 @@ def test_logprobs_are_those_of_the_raw_logits():
         Draw(1, masked, 0, 0),
         Draw(1, SamplingParams(temperature=0, logprobs=10**6), 0, 0),
     ]
-    tokens, logprobs = sample(logits, draws)
+    tokens, logprobs, _ = sample(logits, draws)
     expected = torch.log_softmax(logits.double(), dim=-1)
     assert logprobs[1] is None
     for draw, token, entry in zip(draws, tokens, logprobs, strict=True):

@@ -1,0 +1,33 @@
+"""The most likely next tokens of sequences whose tokens are chosen elsewhere (beam search)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from executor.draw import Draw
+from executor.largest import largest
+from executor.logits_processors import process_logits
+
+
+def most_likely(
+    logits: torch.Tensor, draws: Sequence[Draw], counts: Sequence[int]
+) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log probabilities, most likely first, of equal ones lower ids first.
+
+    Bias, penalties and mask act on the log probabilities, which then need not add up to 1: so does beam search in
+    `transformers`. Temperature and truncation have no part in it.
+
+    Args:
+        logits: [rows, vocab] in float32.
+        counts: how many of each draw's tokens; all there are where the vocabulary is smaller.
+    """
+    rows = torch.tensor([draw.row for draw in draws], dtype=torch.int64, device=logits.device)
+    logprobs = torch.log_softmax(logits[rows], dim=-1)
+    process_logits(logprobs, draws)
+    # A model that overflows must not bring down the others' step.
+    logprobs.masked_fill_(logprobs.isnan(), -torch.inf)
+    values, ids = largest(logprobs, min(max(counts), logprobs.shape[-1]))
+    lists = zip(ids.tolist(), values.tolist(), counts, strict=True)
+    return [(tokens[:count], numbers[:count]) for tokens, numbers, count in lists]

@@ -1,0 +1,108 @@
+"""What a request changes in the logits of single tokens: bias, penalties, and stop tokens before `min_tokens`.
+
+All of it depends on nothing but the sequence's own tokens, so it is the same after preemption. It acts on
+log probabilities (of beam search) as it does on logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor.draw import Draw
+from executor.step import Penalties
+
+Rows = list[tuple[int, Draw, Penalties]]
+
+
+def changes_logits(draw: Draw) -> bool:
+    """Whether the draw asks for any of it."""
+    return draw.sampling.penalties is not None or _is_too_early_to_stop(draw)
+
+
+def process_logits(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    """Changes the logits in place: bias, repetition penalty, presence and frequency penalties, mask.
+
+    Args:
+        logits: [draws, vocab] in float32, row i of draw i.
+    """
+    rows: Rows = [
+        (row, draw, draw.sampling.penalties) for row, draw in enumerate(draws) if draw.sampling.penalties is not None
+    ]
+    _add_bias(logits, rows)
+    _penalise_repetition(logits, rows)
+    _penalise_output(logits, rows)
+    for row, draw in enumerate(draws):
+        if _is_too_early_to_stop(draw):
+            logits[row, [token for token in draw.sampling.stop_token_ids if 0 <= token < logits.shape[-1]]] = -torch.inf
+
+
+def _is_too_early_to_stop(draw: Draw) -> bool:
+    return draw.output_position < draw.sampling.min_tokens and bool(draw.sampling.stop_token_ids)
+
+
+def _add_bias(logits: torch.Tensor, rows: Rows) -> None:
+    parts = _Parts()
+    for row, _, penalties in rows:
+        within = [(token, bias) for token, bias in penalties.logit_bias.items() if 0 <= token < logits.shape[-1]]
+        if within:
+            parts.add(row, [token for token, _ in within], [bias for _, bias in within])
+    if parts:
+        index, bias = parts.tensors(logits)
+        logits[index] += bias
+
+
+def _penalise_repetition(logits: torch.Tensor, rows: Rows) -> None:
+    """Keskar et al., "CTRL", arXiv 1909.05858, section 4.1; negative logits multiplied, as everyone does since."""
+    parts = _Parts()
+    for row, draw, penalties in rows:
+        if penalties.repetition != 1 and draw.token_ids:
+            parts.add(row, draw.token_ids, np.full(len(draw.token_ids), penalties.repetition))
+    if parts:
+        # A token may come several times: each time with the same result.
+        index, penalty = parts.tensors(logits)
+        before = logits[index]
+        after = torch.where(before < 0, before * penalty, before / penalty)
+        # The smallest penalties would make infinities, whose softmax is no number.
+        limits = torch.finfo(logits.dtype)
+        logits[index] = after.clamp_(limits.min, limits.max)
+
+
+def _penalise_output(logits: torch.Tensor, rows: Rows) -> None:
+    """logit - count * frequency - (count > 0) * presence, as in OpenAI's API."""
+    parts = _Parts()
+    for row, draw, penalties in rows:
+        if draw.output_position and (penalties.presence or penalties.frequency):
+            tokens, counts = np.unique(draw.token_ids[-draw.output_position :], return_counts=True)
+            parts.add(row, tokens, penalties.presence + penalties.frequency * counts)
+    if parts:
+        index, penalty = parts.tensors(logits)
+        logits[index] -= penalty
+
+
+class _Parts:
+    """Tokens of several rows with a number for each, for one indexed operation."""
+
+    def __init__(self) -> None:
+        self._rows: list[npt.NDArray[np.int64]] = []
+        self._tokens: list[npt.NDArray[np.int64]] = []
+        self._numbers: list[npt.NDArray[np.float64]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def add(self, row: int, tokens: npt.ArrayLike, numbers: npt.ArrayLike) -> None:
+        self._tokens.append(np.asarray(tokens, dtype=np.int64))
+        self._numbers.append(np.asarray(numbers, dtype=np.float64))
+        self._rows.append(np.full(len(self._tokens[-1]), row, dtype=np.int64))
+
+    def tensors(self, like: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """The index (rows, tokens), and the numbers."""
+        rows, tokens = (
+            torch.from_numpy(np.concatenate(column)).to(like.device) for column in (self._rows, self._tokens)
+        )
+        numbers = torch.from_numpy(np.concatenate(self._numbers)).to(like.device, like.dtype)
+        return (rows, tokens), numbers

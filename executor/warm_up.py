@@ -1,0 +1,86 @@
+"""Measures how fast an executor is, before its first step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import torch
+
+from executor.block_mover import BlockMover, Pairs
+from executor.host_arena import HostArena
+from executor.model_runner import ModelRunner, Row
+from executor.sequences import SequenceState
+from executor.speeds import per_second
+from executor.step import SamplingParams, Speeds
+from executor.timer import Span, Timer
+
+# Prefill is measured with growing chunks until they have taken so long together, in seconds.
+_CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+_PREFILL_SECONDS = 0.15
+# Copies are measured with so many blocks, fewer where these would take more bytes.
+_COPIED_BLOCKS = 8
+_COPIED_BYTES = 16 << 20
+
+
+@torch.inference_mode()
+def measure_speeds(runner: ModelRunner, host: HostArena, mover: BlockMover, max_tokens: int, timer: Timer) -> Speeds:
+    """Computes some tokens and copies some blocks, in memory that holds nothing yet; leaves those blocks zero.
+
+    Args:
+        max_tokens: longest sequence.
+    """
+    arena = runner.arena
+    count = min(_COPIED_BLOCKS, max(1, _COPIED_BYTES // arena.bytes_per_block))
+    swapped = min(count, host.num_blocks, arena.num_blocks)
+    copied = min(count, arena.num_blocks // 2)
+
+    prefill, longest = _prefill_speed(runner, min(max_tokens, arena.num_blocks * arena.block_size), timer)
+    used = max(-(-longest // arena.block_size), swapped, 2 * copied)
+    # Blocks that were never written would be read faster than others: the system gives them no memory of their own.
+    arena.data[:, :, :used].zero_()
+    swaps = [(block, block) for block in range(swapped)]
+    speeds = Speeds(
+        prefill_tokens_per_s=prefill,
+        swap_out_blocks_per_s=_copy_speed(mover.swap_out, swaps, timer),
+        swap_in_blocks_per_s=_copy_speed(mover.swap_in, swaps, timer),
+        copy_blocks_per_s=_copy_speed(mover.copy, [(block, copied + block) for block in range(copied)], timer),
+    )
+    arena.data[:, :, :used].zero_()
+    host.data[:swapped].zero_()
+    return speeds
+
+
+def _prefill_speed(runner: ModelRunner, max_tokens: int, timer: Timer) -> tuple[float, int]:
+    """Tokens a second, as the last chunk had them, and the number of its tokens."""
+    sizes = [size for size in _CHUNKS if size <= max_tokens] or [max_tokens]
+    spent = 0.0
+    for size in (*sizes, sizes[-1]):
+        row = Row(_sequence(size, runner.arena.block_size), size)
+        start = timer.mark()
+        runner.run([row])
+        seconds = timer.seconds(Span(start, timer.mark()))
+        spent += seconds
+        if spent > _PREFILL_SECONDS:
+            break
+    return per_second(size, seconds), size
+
+
+def _sequence(num_tokens: int, block_size: int) -> SequenceState:
+    return SequenceState(
+        sequence_id=0,
+        token_ids=array("q", bytes(8 * num_tokens)),
+        prompt_length=num_tokens,
+        num_computed=0,
+        block_table=array("q", range(-(-num_tokens // block_size))),
+        sampling=SamplingParams(),
+        sample_index=0,
+    )
+
+
+def _copy_speed(copy: Callable[[Pairs], Span], pairs: Pairs, timer: Timer) -> float:
+    """Blocks a second; 0 where there are none."""
+    if not pairs:
+        return 0.0
+    copy(pairs)
+    return per_second(len(pairs), timer.seconds(copy(pairs)))

@@ -19,6 +19,7 @@ else:
 
 from executor.errors import SettingsError
 from executor.memory_budget import parse_budget
+from gateway.scope import NAME_RULE, is_name
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -85,11 +86,33 @@ class GatewayConfig(ServiceConfig):
     model_name: str = setting("", "Name that clients call the model by; the folder's or file's name when absent.")
     kvmanager: str = setting("127.0.0.1:50052", "Address of the KV manager.")
     max_message_bytes: int = setting(4 * 1024 * 1024, "Longest request message taken.", minimum=MIN_MESSAGE_BYTES)
+    trusted_identity: bool = setting(
+        False,
+        "Take tenant and app from the call's metadata (octavo-tenant, octavo-app), set by a proxy in front that can be"
+        " trusted; all callers are one tenant when off.",
+    )
+    shared_namespaces: str | None = setting(
+        None, "Which tenants joined which shared cache namespaces, such as 'docs=acme,beta law=acme'."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_address("kvmanager", self.kvmanager)
+        self.namespace_members()
         object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
+
+    def namespace_members(self) -> dict[str, frozenset[str]]:
+        """The tenants that joined each shared namespace."""
+        members: dict[str, frozenset[str]] = {}
+        for entry in (self.shared_namespaces or "").split():
+            namespace, _, tenants = entry.partition("=")
+            if namespace in members or not all(is_name(name) for name in (namespace, *tenants.split(","))):
+                raise ConfigError(
+                    f"shared_namespaces: {entry!r} is not one NAME=TENANT,TENANT for each namespace;"
+                    f" names are {NAME_RULE}"
+                )
+            members[namespace] = frozenset(tenants.split(","))
+        return members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +145,10 @@ class ExecutorConfig(ServiceConfig):
     dtype: Dtype = setting("auto", "Number format of weights, keys and values; auto takes what the device does best.")
     block_size: int = setting(16, "Tokens in a block of key/value memory.", minimum=1)
     kv_memory: str = setting("512MiB", "Key/value memory: an amount such as 512MiB, or a share of what is free, 40%.")
+    host_memory: str = setting(
+        "256MiB",
+        "Host memory that key/value blocks move to and back: an amount, a share of what is free, or 0 for none.",
+    )
     max_model_len: int | None = setting(
         None, "Most tokens of a prompt and its answer together; the model's own limit when absent.", minimum=1
     )
@@ -130,9 +157,11 @@ class ExecutorConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kv_memory.strip().isdigit():  # a bare number is bytes; the executor wants a unit
-            object.__setattr__(self, "kv_memory", f"{self.kv_memory}B")
+        for name in ("kv_memory", "host_memory"):
+            if getattr(self, name).strip().isdigit():  # a bare number is bytes; the executor wants a unit
+                object.__setattr__(self, name, f"{getattr(self, name)}B")
         self.kv_memory_bytes(0)
+        self._bytes("host_memory", 0, may_be_nothing=True)
         object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
 
     def kv_memory_bytes(self, free_bytes: int) -> int:
@@ -141,10 +170,14 @@ class ExecutorConfig(ServiceConfig):
         Args:
             free_bytes: What is free on the device; only a share (``40%``) depends on it.
         """
+        return self._bytes("kv_memory", free_bytes)
+
+    def _bytes(self, name: str, free_bytes: int, *, may_be_nothing: bool = False) -> int:
+        text = getattr(self, name)
         try:
-            return parse_budget(self.kv_memory, lambda: free_bytes)
+            return parse_budget(text, lambda: free_bytes, name=name, may_be_nothing=may_be_nothing)
         except SettingsError as error:
-            message = f"kv_memory: neither an amount like 512MiB nor a share like 40%: {self.kv_memory!r}"
+            message = f"{name}: neither an amount like 512MiB nor a share like 40%: {text!r}"
             raise ConfigError(message) from error
 
 

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
+
 from executor.executor import ExecutorInfo
-from executor.step import NewSequence, SamplingParams, StepBatch, StepResult, TokenLogprobs
+from executor.step import (
+    Candidates,
+    NewSequence,
+    Penalties,
+    SamplingParams,
+    Speeds,
+    StepBatch,
+    StepResult,
+    TokenLogprobs,
+)
 from octavo.v1 import common_pb2, executor_pb2, inference_pb2
 from services.rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64, unpack_tuples
 
@@ -16,9 +27,13 @@ def decode_batch(message: executor_pb2.StepBatch) -> StepBatch:
         epoch=message.epoch,
         step=message.step,
         forget=unpack_int64(message.forget),
+        branches=_int64_pairs(message.branches),
+        chosen_tokens=_int64_pairs(message.chosen_tokens),
         new_sequences=[_decode_sequence(new) for new in message.new_sequences],
-        table_edits=cast(list[tuple[int, int, int]], unpack_tuples(message.table_edits, 3)),
-        block_copies=cast(list[tuple[int, int]], unpack_tuples(message.block_copies, 2)),
+        table_edits=cast(list[tuple[int, int, int]], _int64_tuples(message.table_edits, 3)),
+        swaps_out=_int32_pairs(message.swaps_out),
+        swaps_in=_int32_pairs(message.swaps_in),
+        block_copies=_int32_pairs(message.block_copies),
         row_sequence_ids=unpack_int64(message.row_sequence_ids),
         row_num_tokens=unpack_int32(message.row_num_tokens),
         forks={fork.parent_sequence_id: unpack_int64(fork.child_sequence_ids) for fork in message.forks},
@@ -34,6 +49,8 @@ def _decode_sequence(message: executor_pb2.NewSequence) -> NewSequence:
         block_table=unpack_int32(message.block_table),
         sampling=_decode_sampling(message.sampling),
         sample_index=message.sample_index,
+        num_candidates=message.num_candidates,
+        ranked=message.ranked,
     )
 
 
@@ -47,7 +64,18 @@ def _decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
+        penalties=_decode_penalties(message),
     )
+
+
+def _decode_penalties(message: common_pb2.SamplingParams) -> Penalties | None:
+    penalties = Penalties(
+        presence=message.presence_penalty,
+        frequency=message.frequency_penalty,
+        repetition=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        logit_bias=dict(message.logit_bias),
+    )
+    return None if penalties == Penalties() else penalties
 
 
 def encode_result(result: StepResult, duration_us: int) -> executor_pb2.StepResult:
@@ -58,6 +86,9 @@ def encode_result(result: StepResult, duration_us: int) -> executor_pb2.StepResu
         token_ids=pack_int32(result.token_ids),
         logprobs=[_encode_logprobs(logprobs) for logprobs in result.logprobs],
         duration_us=duration_us,
+        scores=_pack_float32(result.scores),
+        candidates=[_encode_candidates(candidates) for candidates in result.candidates],
+        speeds=None if result.speeds is None else _encode_speeds(result.speeds),
     )
 
 
@@ -69,7 +100,24 @@ def _encode_logprobs(logprobs: TokenLogprobs | None) -> common_pb2.TokenLogprobs
     )
 
 
-def encode_description(info: ExecutorInfo, epoch: int) -> executor_pb2.DescribeResponse:
+def _encode_candidates(candidates: Candidates) -> executor_pb2.Candidates:
+    return executor_pb2.Candidates(
+        sequence_id=candidates.sequence_id,
+        token_ids=pack_int32(candidates.token_ids),
+        logprobs=_pack_float32(candidates.logprobs),
+    )
+
+
+def _encode_speeds(speeds: Speeds) -> executor_pb2.Speeds:
+    return executor_pb2.Speeds(
+        prefill_tokens_per_s=speeds.prefill_tokens_per_s,
+        swap_out_blocks_per_s=speeds.swap_out_blocks_per_s,
+        swap_in_blocks_per_s=speeds.swap_in_blocks_per_s,
+        copy_blocks_per_s=speeds.copy_blocks_per_s,
+    )
+
+
+def encode_description(info: ExecutorInfo, epoch: int, speeds: Speeds) -> executor_pb2.DescribeResponse:
     return executor_pb2.DescribeResponse(
         model=inference_pb2.Model(
             name=info.model_name,
@@ -84,4 +132,25 @@ def encode_description(info: ExecutorInfo, epoch: int) -> executor_pb2.DescribeR
         device=info.device,
         dtype=info.dtype,
         attention_backend=info.attention_backend,
+        num_host_blocks=info.num_host_blocks,
+        speeds=_encode_speeds(speeds),
     )
+
+
+def _int32_pairs(data: bytes) -> list[tuple[int, int]]:
+    return cast(list[tuple[int, int]], unpack_tuples(data, 2))
+
+
+def _int64_pairs(data: bytes) -> list[tuple[int, int]]:
+    return cast(list[tuple[int, int]], _int64_tuples(data, 2))
+
+
+def _int64_tuples(data: bytes, width: int) -> list[tuple[int, ...]]:
+    values = unpack_int64(data)
+    if len(values) % width:
+        raise ValueError(f"{len(values)} numbers do not make tuples of {width}")
+    return list(zip(*(values[i::width] for i in range(width)), strict=True))
+
+
+def _pack_float32(values: list[float]) -> bytes:
+    return np.array(values, dtype="<f4").tobytes()

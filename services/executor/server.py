@@ -45,7 +45,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._draining = asyncio.Event()
 
     async def Describe(self, request: executor_pb2.DescribeRequest, context: Context) -> executor_pb2.DescribeResponse:
-        return encode_description(self._executor.info, self._executor.epoch)
+        return encode_description(self._executor.info, self._executor.epoch, self._executor.speeds)
 
     async def Execute(
         self, request_iterator: AsyncIterator[executor_pb2.ExecuteRequest], context: Context
@@ -139,12 +139,13 @@ def _load(config: ExecutorConfig) -> Executor:
         device=config.device,
         block_size=config.block_size,
         kv_memory=config.kv_memory,
+        host_memory=config.host_memory,
         max_model_len=config.max_model_len,
         threads=config.threads,
         attention_backend=config.attention_backend,
     )
     try:
-        executor = load_executor(settings)
+        executor = load_executor(settings, time.perf_counter)
     except (CheckpointError, SettingsError, UnsupportedModel) as error:
         raise ConfigError(str(error)) from error
     info = executor.info
@@ -155,6 +156,8 @@ def _load(config: ExecutorConfig) -> Executor:
         "blocks": info.num_blocks,
         "block_size": info.block_size,
         "kv_bytes": info.num_blocks * info.bytes_per_block,
+        "host_blocks": info.num_host_blocks,
+        "prefill_tokens_per_s": round(executor.speeds.prefill_tokens_per_s),
         "seconds": round(time.perf_counter() - start, 2),
     }
     log.info("model loaded", extra=extra)

@@ -6,6 +6,7 @@ import torch
 from executor.errors import SettingsError
 from executor.free_memory import available_in_meminfo, free_memory, left_in_cgroup
 from executor.memory_budget import blocks_in, parse_budget
+from services.config import ConfigError, ExecutorConfig
 
 
 def _nothing_asked():
@@ -39,6 +40,21 @@ def test_anything_else_is_refused_by_name(text):
         parse_budget(text, lambda: 1000)
 
 
+@pytest.mark.parametrize("text", ["0", " 0 ", "0B", "0MiB", "0%", "0.0%"])
+def test_nothing_is_a_budget_only_where_it_may_be(text):
+    assert parse_budget(text, _nothing_asked, may_be_nothing=True) == 0
+    with pytest.raises(SettingsError, match="kv_memory"):
+        parse_budget(text, _nothing_asked)
+
+
+@pytest.mark.parametrize("text", ["", "512", "half", "101%", "5XB", "0XB"])
+def test_refusals_name_the_setting(text):
+    with pytest.raises(SettingsError, match=r"^host_memory"):
+        parse_budget(text, _nothing_asked, name="host_memory", may_be_nothing=True)
+    with pytest.raises(SettingsError, match=r"^host_memory '10B' is 10 bytes"):
+        blocks_in(10, 300, "10B", name="host_memory")
+
+
 def test_whole_blocks():
     assert blocks_in(1000, 300, "1000B") == 3
     with pytest.raises(SettingsError, match=r"'10B' is 10 bytes, less than one block of 300"):
@@ -65,3 +81,31 @@ def test_limit_of_a_container(tmp_path):
 
 def test_free_memory_of_this_machine_is_positive():
     assert free_memory(torch.device("cpu")) > 0
+
+
+@pytest.mark.parametrize(("text", "blocks"), [("0", 0), ("60KiB", 10), ("61KiB", 10), ("6KiB", 1)])
+def test_host_blocks(llama, load, text, blocks):
+    """A block takes 6 KiB."""
+    executor = load(llama[0], host_memory=text)
+    assert executor.info.num_host_blocks == blocks
+
+
+def test_a_share_of_the_hosts_memory(llama, load, monkeypatch):
+    monkeypatch.setattr("executor.loader.free_memory", lambda device: 120 * 1024 * (device.type == "cpu"))
+    assert load(llama[0], host_memory="50%").info.num_host_blocks == 10
+
+
+@pytest.mark.parametrize("text", ["1KiB", "60 apples", "-1"])
+def test_host_memory_that_is_refused(llama, load, text):
+    with pytest.raises(SettingsError, match=r"^host_memory"):
+        load(llama[0], host_memory=text)
+
+
+def test_the_configuration_takes_what_the_executor_takes():
+    assert ExecutorConfig(model="m").host_memory == "256MiB"
+    for text, expected in (("0", "0B"), ("4096", "4096B"), ("10%", "10%")):
+        config = ExecutorConfig(model="m", host_memory=text)
+        assert config.host_memory == expected
+        parse_budget(config.host_memory, lambda: 1000, may_be_nothing=True)
+    with pytest.raises(ConfigError, match="host_memory"):
+        ExecutorConfig(model="m", host_memory="half")

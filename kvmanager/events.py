@@ -12,12 +12,12 @@ class EventKind(Enum):
 
     QUEUED: a request arrived, or went back to the queue when its executor was lost.
     WAITED: the head of the queue was not admitted; `detail` says why. Once for each reason.
-    ADMITTED: it has its blocks; `value` is the number of tokens found in the prefix cache.
-    PREFILL: a chunk of `value` tokens was put into step `step`.
+    ADMITTED: it has its blocks on `executor`; `value` is the number of tokens found in the prefix cache.
+    PREFILL: a chunk of `value` tokens was put into step `step` of `executor`.
     FIRST_TOKEN: the first sequence has its first token.
     PREEMPTED: it gave its blocks back; `detail` says how.
     FINISHED: it is over; `detail` says how, `value` is the number of output tokens.
-    STEP_DONE: the result of step `step` is applied. `handle` is None.
+    STEP_DONE: the result of step `step` of `executor` is applied. `handle` is None.
     """
 
     QUEUED = "queued"
@@ -40,6 +40,7 @@ class Event:
     step: int = 0
     value: int = 0
     detail: str = ""
+    executor: str = ""
 
 
 EventSink = Callable[[Event], None]

@@ -50,7 +50,7 @@ class Memory:
     until the next one is built (`start_step`): a step moves and copies before it writes.
 
     Args:
-        executor: its name in KV events.
+        executor: its name in events.
         quotas: by owner.
         identify: how a block's identity is made; tests make collisions with it.
     """
@@ -65,6 +65,7 @@ class Memory:
         prefix_caching: bool = True,
         identify: Identify = block_identity,
     ) -> None:
+        self.executor = executor
         self.capacity = capacity
         self.block_size = capacity.block_size
         self.costs = costs

@@ -110,7 +110,7 @@ class Replica:
         self._take_tokens(result, outputs, now)
         if result.candidates:
             self._take_candidates(result, outputs, now)
-        self._emit(Event(EventKind.STEP_DONE, now, None, result.step))
+        self._emit(Event(EventKind.STEP_DONE, now, None, result.step, executor=self.name))
         return outputs
 
     def _take_scores(self, result: StepResult) -> None:

@@ -239,7 +239,8 @@ class Scheduler:
         num_tokens = min(sequence.num_to_prefill, budget)
         if not num_tokens:
             return 0
-        self._emit(Event(EventKind.PREFILL, now, sequence.handle, batch.step, num_tokens))
+        executor = self.memory.executor
+        self._emit(Event(EventKind.PREFILL, now, sequence.handle, batch.step, num_tokens, executor=executor))
         batch.row_sequence_ids.append(sequence.sequence_id)
         batch.row_num_tokens.append(num_tokens)
         sequence.num_computed += num_tokens
@@ -554,7 +555,8 @@ class Scheduler:
             self._counters.cached_prompt_tokens += num_cached
             self._counters.host_cached_prompt_tokens += self.memory.tokens_from_host(admission)
         self._counters.note_state(request, RequestState.RUNNING, now)
-        self._emit(Event(EventKind.ADMITTED, now, request.spec.handle, value=num_cached))
+        executor = self.memory.executor
+        self._emit(Event(EventKind.ADMITTED, now, request.spec.handle, value=num_cached, executor=executor))
 
     def _wait(self, request: Request, reason: str, now: float) -> None:
         if request.waiting_reason != reason:

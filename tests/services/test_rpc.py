@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.v1 import common_pb2, inference_pb2
-from services.rpc.columns import pack_int32, pack_int64, pack_tuples, unpack_int32, unpack_int64, unpack_tuples
+from services.rpc.columns import (
+    pack_float32,
+    pack_int32,
+    pack_int64,
+    pack_int64_tuples,
+    pack_tuples,
+    unpack_float32,
+    unpack_int32,
+    unpack_int64,
+    unpack_int64_tuples,
+    unpack_tuples,
+)
 from services.rpc.parsing import parse
 from services.rpc.status import RpcError
 
@@ -28,12 +39,32 @@ def test_tuples_come_back(rows):
     assert unpack_tuples(pack_tuples(rows), 3) == rows
 
 
+@given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 3)))
+def test_int64_tuples_come_back(rows):
+    assert unpack_int64_tuples(pack_int64_tuples(rows), 3) == rows
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False)))
+def test_float32_columns_come_back(values):
+    assert unpack_float32(pack_float32(values)) == values
+
+
 def test_columns_are_little_endian():
     assert pack_int32([1, 256]) == b"\x01\0\0\0\0\x01\0\0"
     assert pack_int64([1]) == b"\x01\0\0\0\0\0\0\0"
+    assert pack_float32([-2.0]) == b"\0\0\0\xc0"
 
 
-@pytest.mark.parametrize("broken", [lambda: unpack_int32(b"123"), lambda: unpack_tuples(pack_int32([1, 2]), 3)])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda: unpack_int32(b"123"),
+        lambda: unpack_int64(b"1234"),
+        lambda: unpack_float32(b"12345"),
+        lambda: unpack_tuples(pack_int32([1, 2]), 3),
+        lambda: unpack_int64_tuples(pack_int64([1, 2]), 3),
+    ],
+)
 def test_impossible_lengths_are_refused(broken):
     with pytest.raises(ValueError, match=r"."):
         broken()

@@ -11,7 +11,7 @@ from executor.timer import Span, Timer
 
 SpeedName = Literal["prefill_tokens_per_s", "swap_out_blocks_per_s", "swap_in_blocks_per_s", "copy_blocks_per_s"]
 
-# Weight of the latest step in the mean.
+# Weight of the latest step in the mean; more while there have been few.
 _WEIGHT = 0.2
 # Smaller changes are not reported.
 _NOTICEABLE = 0.2
@@ -39,6 +39,7 @@ class SpeedMeter:
     def __init__(self, measured: Speeds, timer: Timer) -> None:
         self._timer = timer
         self._current: dict[str, float] = asdict(measured)
+        self._num_samples = {name: 1 if speed else 0 for name, speed in self._current.items()}
         self._reported = measured
         self._under_way: list[_Sample] = []
 
@@ -69,9 +70,11 @@ class SpeedMeter:
 
     def _take(self, sample: _Sample) -> None:
         speed = per_second(sample.amount, self._timer.seconds(sample.span))
-        before = self._current[sample.name]
-        if speed:
-            self._current[sample.name] = before + _WEIGHT * (speed - before) if before else speed
+        if not speed:
+            return
+        self._num_samples[sample.name] += 1
+        weight = max(_WEIGHT, 1 / self._num_samples[sample.name])
+        self._current[sample.name] += weight * (speed - self._current[sample.name])
 
     def _changed(self, name: str, reported: float) -> bool:
         return abs(self._current[name] - reported) > _NOTICEABLE * reported

@@ -15,9 +15,11 @@ from executor.speeds import per_second
 from executor.step import SamplingParams, Speeds
 from executor.timer import Span, Timer
 
-# Prefill is measured with growing chunks until they have taken so long together, in seconds.
-_CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
-_PREFILL_SECONDS = 0.15
+# Prefill is measured, after a first run, with the first of these chunks that takes so long (seconds). That is less than
+# the chunks of a busy executor, and so a little too slow: the steps correct it.
+_FIRST_RUN = 16
+_CHUNKS = (64, 256, 1024)
+_LONG_ENOUGH = 0.05
 # Copies are measured with so many blocks, fewer where these would take more bytes.
 _COPIED_BLOCKS = 8
 _COPIED_BYTES = 16 << 20
@@ -52,18 +54,21 @@ def measure_speeds(runner: ModelRunner, host: HostArena, mover: BlockMover, max_
 
 
 def _prefill_speed(runner: ModelRunner, max_tokens: int, timer: Timer) -> tuple[float, int]:
-    """Tokens a second, as the last chunk had them, and the number of its tokens."""
-    sizes = [size for size in _CHUNKS if size <= max_tokens] or [max_tokens]
-    spent = 0.0
-    for size in (*sizes, sizes[-1]):
-        row = Row(_sequence(size, runner.arena.block_size), size)
-        start = timer.mark()
-        runner.run([row])
-        seconds = timer.seconds(Span(start, timer.mark()))
-        spent += seconds
-        if spent > _PREFILL_SECONDS:
+    """Tokens a second, and how many tokens the longest chunk had."""
+    _prefill(runner, min(_FIRST_RUN, max_tokens), timer)
+    for size in (min(chunk, max_tokens) for chunk in _CHUNKS):
+        seconds = _prefill(runner, size, timer)
+        if seconds >= _LONG_ENOUGH or size == max_tokens:
             break
     return per_second(size, seconds), size
+
+
+def _prefill(runner: ModelRunner, num_tokens: int, timer: Timer) -> float:
+    """Seconds that a prompt of so many tokens takes."""
+    row = Row(_sequence(num_tokens, runner.arena.block_size), num_tokens)
+    start = timer.mark()
+    runner.run([row])
+    return timer.seconds(Span(start, timer.mark()))
 
 
 def _sequence(num_tokens: int, block_size: int) -> SequenceState:

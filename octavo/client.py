@@ -3,23 +3,40 @@
 with Client("127.0.0.1:50051") as client:
     for response in client.generate("The sky is", max_tokens=20):
         print(response.text, end="")
+
+    for beam in client.generate("The sky is", beam_width=4, n=2):
+        print(beam.score, beam.text)
+
+    pin = client.pin(manual, ttl=3600, cache_scope="app")
+    client.generate([Segment(manual, "app"), Segment(question, "request")])
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from octavo.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from octavo.messages import PromptLike, ScopeLike, Segment, as_prompt, generate_request, pin_request
+from octavo.v1 import inference_pb2, inference_pb2_grpc
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "OctavoError",
+    "PromptLike",
+    "ScopeLike",
+    "Segment",
+    "as_prompt",
+    "generate_request",
+]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
-
-# A prompt: text; a conversation of {"role": ..., "content": ...} messages; or token ids.
-PromptLike = str | Iterable[Mapping[str, str]] | Iterable[int] | inference_pb2.Prompt
 
 # How long one attempt to connect may take. gRPC's own limit is 20 s.
 _CHANNEL_OPTIONS = [("grpc.min_reconnect_backoff_ms", 5000)]
@@ -88,9 +105,15 @@ class OctavoError(Exception):
 
 
 class Client:
-    """Calls Octavo from ordinary code. Threads may share one."""
+    """Calls Octavo from ordinary code. Threads may share one.
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    Args:
+        address: Of the server.
+        metadata: Sent with each call, for example what a proxy in front of the server asks for.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, metadata: Mapping[str, str] | None = None) -> None:
+        self._metadata = tuple((metadata or {}).items())
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._stub = inference_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -101,28 +124,45 @@ class Client:
         model: str = "",
         timeout: float | None = None,
         request_id: str = "",
+        priority: int = 0,
+        cache_scope: ScopeLike | None = None,
+        report_progress: bool = False,
         **sampling: Any,
     ) -> Iterator[inference_pb2.GenerateResponse]:
         """Streams the answer. Closing the iterator ends the request on the server.
 
         Args:
-            prompt: Text, messages or token ids.
+            prompt: Text, messages, token ids, or parts of these as a list with a `Segment` in it.
             model: Name of the model; may be empty where one is served.
             timeout: Seconds the request may take, queueing included.
             request_id: Chosen by the server where empty.
-            **sampling: Fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``n``, ``stop``...
+            priority: From -100 to 100; higher goes first where the server schedules by priority.
+            cache_scope: Who may reuse the prompt's keys and values: "request", "app", "tenant" (which is what absent
+                means) or "shared:NAME".
+            report_progress: Also send how much of a long prompt has been computed: responses with ``progress`` alone.
+            **sampling: Fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``n``, ``stop``, ``beam_width``
+                and so on. ``early_stopping`` may be True, False or "never", as in transformers.
 
         Raises:
             OctavoError: The request was refused or broke off.
-            ValueError: No such sampling parameter.
+            ValueError: No such sampling parameter or scope.
         """
-        request = generate_request(prompt, model, timeout, request_id, sampling)
+        request = generate_request(
+            prompt,
+            model,
+            timeout,
+            request_id,
+            sampling,
+            priority=priority,
+            cache_scope=cache_scope,
+            report_progress=report_progress,
+        )
         return self._stream(request, timeout)
 
     def _stream(
         self, request: inference_pb2.GenerateRequest, timeout: float | None
     ) -> Iterator[inference_pb2.GenerateResponse]:
-        call = self._stub.Generate(request, timeout=_deadline(timeout))
+        call = self._stub.Generate(request, timeout=_deadline(timeout), metadata=self._metadata)
         try:
             yield from call
         except grpc.RpcError as error:
@@ -136,10 +176,7 @@ class Client:
         Raises:
             OctavoError: The call failed.
         """
-        try:
-            return list(self._stub.ListModels(inference_pb2.ListModelsRequest(), timeout=timeout).models)
-        except grpc.RpcError as error:
-            raise OctavoError.from_rpc(error) from error
+        return list(self._call(self._stub.ListModels, inference_pb2.ListModelsRequest(), timeout).models)
 
     def tokenize(self, prompt: PromptLike, *, model: str = "", timeout: float | None = None) -> list[int]:
         """Token ids of a prompt, as `generate` would see them.
@@ -148,8 +185,54 @@ class Client:
             OctavoError: The call failed.
         """
         request = inference_pb2.TokenizeRequest(model=model, prompt=as_prompt(prompt))
+        return list(self._call(self._stub.Tokenize, request, timeout).token_ids)
+
+    def pin(
+        self,
+        prompt: PromptLike,
+        ttl: float | timedelta,
+        *,
+        model: str = "",
+        cache_scope: ScopeLike | None = None,
+        timeout: float | None = None,
+    ) -> inference_pb2.Pin:
+        """Has a prompt's keys and values computed and kept, so that requests that begin with it start faster.
+
+        Args:
+            prompt: As of `generate`.
+            ttl: Seconds that it stays, from 1 to 30 days.
+            model: Name of the model; may be empty where one is served.
+            cache_scope: As of `generate`; not "request".
+            timeout: Seconds that computing it may take, queueing included.
+
+        Raises:
+            OctavoError: The request was refused or broke off.
+            ValueError: No such scope.
+        """
+        request = pin_request(prompt, ttl, model, cache_scope, timeout)
+        pin: inference_pb2.Pin = self._call(self._stub.PinPrefix, request, _deadline(timeout)).pin
+        return pin
+
+    def unpin(self, pin: str | inference_pb2.Pin, timeout: float | None = None) -> None:
+        """Lets go of a pin, given by its id or as `pin` or `pins` returned it.
+
+        Raises:
+            OctavoError: The call failed; NOT_FOUND: there is no such pin.
+        """
+        pin_id = pin if isinstance(pin, str) else pin.pin_id
+        self._call(self._stub.UnpinPrefix, inference_pb2.UnpinPrefixRequest(pin_id=pin_id), timeout)
+
+    def pins(self, timeout: float | None = None) -> list[inference_pb2.Pin]:
+        """What is pinned.
+
+        Raises:
+            OctavoError: The call failed.
+        """
+        return list(self._call(self._stub.ListPins, inference_pb2.ListPinsRequest(), timeout).pins)
+
+    def _call(self, method: Any, request: Message, timeout: float | None) -> Any:
         try:
-            return list(self._stub.Tokenize(request, timeout=timeout).token_ids)
+            return method(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise OctavoError.from_rpc(error) from error
 
@@ -167,9 +250,15 @@ class Client:
 
 
 class AsyncClient:
-    """Calls Octavo from asyncio. Belongs to the event loop that it was made in."""
+    """Calls Octavo from asyncio. Belongs to the event loop that it was made in.
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    Args:
+        address: Of the server.
+        metadata: Sent with each call.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, metadata: Mapping[str, str] | None = None) -> None:
+        self._metadata = tuple((metadata or {}).items())
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._stub = inference_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -180,21 +269,33 @@ class AsyncClient:
         model: str = "",
         timeout: float | None = None,
         request_id: str = "",
+        priority: int = 0,
+        cache_scope: ScopeLike | None = None,
+        report_progress: bool = False,
         **sampling: Any,
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Streams the answer, as `Client.generate` does. Cancelling the task ends the request on the server.
 
         Raises:
             OctavoError: The request was refused or broke off.
-            ValueError: No such sampling parameter.
+            ValueError: No such sampling parameter or scope.
         """
-        request = generate_request(prompt, model, timeout, request_id, sampling)
+        request = generate_request(
+            prompt,
+            model,
+            timeout,
+            request_id,
+            sampling,
+            priority=priority,
+            cache_scope=cache_scope,
+            report_progress=report_progress,
+        )
         return self._stream(request, timeout)
 
     async def _stream(
         self, request: inference_pb2.GenerateRequest, timeout: float | None
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        call = self._stub.Generate(request, timeout=_deadline(timeout))
+        call = self._stub.Generate(request, timeout=_deadline(timeout), metadata=self._metadata)
         try:
             async for response in call:
                 yield response
@@ -209,10 +310,7 @@ class AsyncClient:
         Raises:
             OctavoError: The call failed.
         """
-        try:
-            return list((await self._stub.ListModels(inference_pb2.ListModelsRequest(), timeout=timeout)).models)
-        except grpc.RpcError as error:
-            raise OctavoError.from_rpc(error) from error
+        return list((await self._call(self._stub.ListModels, inference_pb2.ListModelsRequest(), timeout)).models)
 
     async def tokenize(self, prompt: PromptLike, *, model: str = "", timeout: float | None = None) -> list[int]:
         """Token ids of a prompt, as `generate` would see them.
@@ -221,8 +319,47 @@ class AsyncClient:
             OctavoError: The call failed.
         """
         request = inference_pb2.TokenizeRequest(model=model, prompt=as_prompt(prompt))
+        return list((await self._call(self._stub.Tokenize, request, timeout)).token_ids)
+
+    async def pin(
+        self,
+        prompt: PromptLike,
+        ttl: float | timedelta,
+        *,
+        model: str = "",
+        cache_scope: ScopeLike | None = None,
+        timeout: float | None = None,
+    ) -> inference_pb2.Pin:
+        """Has a prompt computed and kept, as `Client.pin` does. Cancelling the task gives it up.
+
+        Raises:
+            OctavoError: The request was refused or broke off.
+            ValueError: No such scope.
+        """
+        request = pin_request(prompt, ttl, model, cache_scope, timeout)
+        pin: inference_pb2.Pin = (await self._call(self._stub.PinPrefix, request, _deadline(timeout))).pin
+        return pin
+
+    async def unpin(self, pin: str | inference_pb2.Pin, timeout: float | None = None) -> None:
+        """Lets go of a pin, given by its id or as `pin` or `pins` returned it.
+
+        Raises:
+            OctavoError: The call failed; NOT_FOUND: there is no such pin.
+        """
+        pin_id = pin if isinstance(pin, str) else pin.pin_id
+        await self._call(self._stub.UnpinPrefix, inference_pb2.UnpinPrefixRequest(pin_id=pin_id), timeout)
+
+    async def pins(self, timeout: float | None = None) -> list[inference_pb2.Pin]:
+        """What is pinned.
+
+        Raises:
+            OctavoError: The call failed.
+        """
+        return list((await self._call(self._stub.ListPins, inference_pb2.ListPinsRequest(), timeout)).pins)
+
+    async def _call(self, method: Any, request: Message, timeout: float | None) -> Any:
         try:
-            return list((await self._stub.Tokenize(request, timeout=timeout)).token_ids)
+            return await method(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise OctavoError.from_rpc(error) from error
 
@@ -237,43 +374,6 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def as_prompt(prompt: PromptLike) -> inference_pb2.Prompt:
-    """Text, messages or token ids as a message.
-
-    Raises:
-        TypeError: It is none of them.
-    """
-    if isinstance(prompt, inference_pb2.Prompt):
-        return prompt
-    if isinstance(prompt, str):
-        return inference_pb2.Prompt(text=prompt)
-    items: list[Any] = list(prompt)
-    if items and all(isinstance(item, Mapping) for item in items):
-        messages = [inference_pb2.ChatMessage(**message) for message in items]
-        return inference_pb2.Prompt(chat=inference_pb2.ChatPrompt(messages=messages))
-    return inference_pb2.Prompt(tokens=inference_pb2.TokenPrompt(token_ids=items))
-
-
-def generate_request(
-    prompt: PromptLike,
-    model: str = "",
-    timeout: float | None = None,
-    request_id: str = "",
-    sampling: Mapping[str, Any] | None = None,
-) -> inference_pb2.GenerateRequest:
-    """The message that `generate` sends; absent sampling parameters (None) keep the server's defaults."""
-    chosen = {name: value for name, value in (sampling or {}).items() if value is not None}
-    request = inference_pb2.GenerateRequest(
-        model=model,
-        prompt=as_prompt(prompt),
-        sampling=common_pb2.SamplingParams(**chosen),
-        request_id=request_id,
-    )
-    if timeout is not None:
-        request.timeout.FromNanoseconds(round(timeout * 1e9))
-    return request
 
 
 def _deadline(timeout: float | None) -> float | None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
-from gateway.errors import InvalidArgument, NotFound, RequestError
-from gateway.output import Chunk, FinishReason, RequestOutput, TokenLogprobs, Usage
+from gateway.errors import InvalidArgument, NotFound, PermissionDenied, RequestError
+from gateway.output import Chunk, FinishReason, RequestOutput, TokenLogprobs
+from gateway.prepared import BeamSearch, PreparedRequest
 from gateway.request import (
     ChatMessage,
     ChatPrompt,
+    EarlyStopping,
     GenerationRequest,
-    PreparedRequest,
+    PinRequest,
     Prompt,
     SamplingParams,
+    Segment,
+    SegmentedPrompt,
     TextPrompt,
     TokenPrompt,
 )
+from gateway.scope import TENANT_SCOPE, CacheScope, ScopeLevel
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
 from services.rpc.columns import pack_int32
 from services.rpc.status import CODES, RpcError
@@ -27,18 +33,50 @@ _REASONS = {
 }
 _WIRE_REASONS = {reason: number for number, reason in _REASONS.items()}
 
+_EARLY_STOPPING = {
+    common_pb2.EARLY_STOPPING_UNSPECIFIED: None,
+    common_pb2.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
+    common_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
+    common_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+_WIRE_EARLY_STOPPING = {value: number for number, value in _EARLY_STOPPING.items()}
+
+_SCOPES = {
+    "request": CacheScope(ScopeLevel.REQUEST),
+    "app": CacheScope(ScopeLevel.APP),
+    "tenant": TENANT_SCOPE,
+    None: CacheScope(None),
+}
+
+
+# --- From clients: what can't be told in plain data is refused with InvalidArgument ---------------------------------
+
 
 def decode_request(message: inference_pb2.GenerateRequest) -> GenerationRequest:
-    timeout = None
-    if message.HasField("timeout"):
-        timeout = message.timeout.seconds + message.timeout.nanos / 1e9
     return GenerationRequest(
         prompt=decode_prompt(message.prompt),
         sampling=_decode_sampling(message.sampling),
         model=message.model,
-        timeout=timeout,
+        timeout=_seconds(message.timeout) if message.HasField("timeout") else None,
         request_id=message.request_id,
+        priority=message.priority,
+        scope=_decode_scope(message.cache_scope) if message.HasField("cache_scope") else TENANT_SCOPE,
+        report_progress=message.report_progress,
     )
+
+
+def decode_pin_request(message: inference_pb2.PinPrefixRequest) -> PinRequest:
+    return PinRequest(
+        prompt=decode_prompt(message.prompt),
+        ttl=_seconds(message.ttl) if message.HasField("ttl") else None,
+        model=message.model,
+        timeout=_seconds(message.timeout) if message.HasField("timeout") else None,
+        scope=_decode_scope(message.cache_scope) if message.HasField("cache_scope") else TENANT_SCOPE,
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
 
 
 def decode_prompt(message: inference_pb2.Prompt) -> Prompt | None:
@@ -46,19 +84,53 @@ def decode_prompt(message: inference_pb2.Prompt) -> Prompt | None:
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            return ChatPrompt([ChatMessage(each.role, each.content) for each in message.chat.messages])
+            return ChatPrompt([_decode_message(each) for each in message.chat.messages])
         case "tokens":
             return TokenPrompt(list(message.tokens.token_ids))
+        case "segmented":
+            return SegmentedPrompt([_decode_segment(each) for each in message.segmented.segments])
     return None
+
+
+def _decode_message(message: inference_pb2.ChatMessage) -> ChatMessage:
+    return ChatMessage(message.role, message.content)
+
+
+def _decode_segment(message: inference_pb2.Segment) -> Segment:
+    content: TextPrompt | ChatMessage | TokenPrompt | None = None
+    match message.WhichOneof("content"):
+        case "text":
+            content = TextPrompt(message.text)
+        case "message":
+            content = _decode_message(message.message)
+        case "tokens":
+            content = TokenPrompt(list(message.tokens.token_ids))
+    return Segment(content, _decode_scope(message.cache_scope) if message.HasField("cache_scope") else None)
+
+
+def _decode_scope(message: inference_pb2.CacheScope) -> CacheScope:
+    level = message.WhichOneof("scope")
+    return CacheScope(ScopeLevel.SHARED, message.shared) if level == "shared" else _SCOPES[level]
 
 
 def _decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
     given = {
         field.name: getattr(message, field.name)
         for field in message.DESCRIPTOR.fields
-        if not field.is_repeated and message.HasField(field.name)
+        if field.has_presence and message.HasField(field.name)
     }
-    return SamplingParams(stop=list(message.stop), stop_token_ids=list(message.stop_token_ids), **given)
+    if message.early_stopping not in _EARLY_STOPPING:
+        raise InvalidArgument("sampling.early_stopping", f"{message.early_stopping} is not a value that is known here")
+    return SamplingParams(
+        stop=list(message.stop),
+        stop_token_ids=list(message.stop_token_ids),
+        logit_bias=dict(message.logit_bias),
+        early_stopping=_EARLY_STOPPING[message.early_stopping],
+        **given,
+    )
+
+
+# --- To the KV manager ----------------------------------------------------------------------------------------------
 
 
 def encode_submission(
@@ -69,7 +141,15 @@ def encode_submission(
         handle=handle,
         request_id=request.request_id,
         prompt_token_ids=pack_int32(request.prompt_token_ids),
-        salt=request.salt,
+        spans=[
+            kvmanager_pb2.ScopeSpan(
+                num_tokens=span.num_tokens,
+                salt=span.scope.salt,
+                narrowness=span.scope.narrowness,
+                owner=span.scope.owner,
+            )
+            for span in request.spans
+        ],
         n=request.n,
         max_tokens=request.max_tokens,
         min_tokens=request.min_tokens,
@@ -83,11 +163,31 @@ def encode_submission(
             logprobs=sampling.logprobs,
             min_tokens=request.min_tokens,
             stop_token_ids=request.stop_token_ids,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=sampling.logit_bias,
         ),
         timeout_us=request.timeout_us,
         trace=trace,
         tenant=request.tenant,
+        priority=request.priority,
+        best_of=request.best_of,
+        beam_search=_encode_beam_search(request.beam) if request.beam else None,
+        report_progress=request.report_progress,
+        pin=kvmanager_pb2.PinOrder(pin_id=request.pin.pin_id, ttl_us=request.pin.ttl_us) if request.pin else None,
     )
+
+
+def _encode_beam_search(beam: BeamSearch) -> kvmanager_pb2.BeamSearch:
+    return kvmanager_pb2.BeamSearch(
+        width=beam.width,
+        length_penalty=beam.length_penalty,
+        early_stopping=_WIRE_EARLY_STOPPING[beam.early_stopping],
+    )
+
+
+# --- From the KV manager, and to clients ----------------------------------------------------------------------------
 
 
 def add_update(output: RequestOutput, update: kvmanager_pb2.SequenceUpdate) -> Chunk | None:
@@ -96,14 +196,15 @@ def add_update(output: RequestOutput, update: kvmanager_pb2.SequenceUpdate) -> C
         TokenLogprobs(each.logprob, list(each.top_token_ids), list(each.top_logprobs)) for each in update.logprobs
     ]
     reason = _REASONS[update.finish_reason]
-    return output.add(update.sequence_index, update.position, list(update.token_ids), logprobs, reason)
+    score = update.score if update.HasField("score") else None
+    return output.add(update.sequence_index, update.position, list(update.token_ids), logprobs, reason, score)
 
 
 def encode_chunk(
-    chunk: Chunk, request: PreparedRequest, sequence_index: int, usage: Usage | None = None
+    chunk: Chunk, request: PreparedRequest, sequence_index: int, usage: common_pb2.Usage | None = None
 ) -> inference_pb2.GenerateResponse:
     """Log probabilities are left out unless the request asked for them."""
-    logprobs = chunk.logprobs if request.sampling.logprobs is not None else ()
+    logprobs = chunk.logprobs if request.shows_logprobs else ()
     return inference_pb2.GenerateResponse(
         request_id=request.request_id,
         sequence_index=sequence_index,
@@ -117,15 +218,8 @@ def encode_chunk(
             for each in logprobs
         ],
         finish_reason=_WIRE_REASONS[chunk.finish_reason],
-        usage=None if usage is None else encode_usage(usage),
-    )
-
-
-def encode_usage(usage: Usage) -> common_pb2.Usage:
-    return common_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
+        usage=usage,
+        score=chunk.score,
     )
 
 
@@ -133,6 +227,8 @@ def core_error(error: RequestError) -> RpcError:
     """The status of what the core refuses."""
     if isinstance(error, NotFound):
         return RpcError(grpc.StatusCode.NOT_FOUND, str(error), "MODEL_NOT_FOUND", error.field)
+    if isinstance(error, PermissionDenied):
+        return RpcError(grpc.StatusCode.PERMISSION_DENIED, str(error), "NAMESPACE_NOT_JOINED", error.field)
     assert isinstance(error, InvalidArgument)
     return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), "INVALID_ARGUMENT", error.field)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from gateway.best_of import BestOf
 from gateway.gateway import Gateway
 from gateway.output import Chunk
-from gateway.request import PreparedRequest
-from octavo.v1 import inference_pb2
+from gateway.prepared import PreparedRequest
+from octavo.v1 import common_pb2, inference_pb2
 from services.gateway.codec import add_update, backend_error, encode_chunk
 from services.gateway.kvmanager_link import Delivery, RequestStream
 
@@ -15,15 +16,22 @@ from services.gateway.kvmanager_link import Delivery, RequestStream
 class Generation:
     """Turns what the KV manager delivers for one request into responses.
 
-    The last response carries the usage, so a chunk that ends the last sequence is held until the request's end is here.
+    The last response carries the usage, so a chunk that may be the last is held until the request's end is here.
+
+    Attributes:
+        usage: Of the request, when it is over. Completion tokens are those that were handed out.
+        finish_reasons: Of the sequences that have ended.
     """
 
     def __init__(self, gateway: Gateway, request: PreparedRequest, stream: RequestStream) -> None:
         self._request = request
         self._stream = stream
         self._output = gateway.output(request)
-        self.completion_tokens = 0
-        self.cached_tokens = 0
+        self._best_of: BestOf | None = None
+        if request.kept < request.n:
+            self._best_of = BestOf(request.n, request.kept, shows_logprobs=request.shows_logprobs)
+        self._started = False
+        self.usage = common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids))
         self.finish_reasons: list[str] = []
 
     async def responses(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
@@ -35,26 +43,29 @@ class Generation:
         held: tuple[int, Chunk] | None = None
         while True:
             delivery = await self._stream.next()
+            if delivery.progress is not None and not self._started:
+                yield inference_pb2.GenerateResponse(request_id=self._request.request_id, progress=delivery.progress)
             for index, chunk in self._chunks(delivery):
+                self._note(chunk)
                 if held is not None:
                     yield encode_chunk(held[1], self._request, held[0])
                     held = None
-                if self._output.finished:
+                if self._output.finished or self._request.ranked_by_backend:
                     held = index, chunk
                 else:
                     yield encode_chunk(chunk, self._request, index)
             if delivery.end is not None:
                 if delivery.end.HasField("error"):
                     raise backend_error(delivery.end.error)
-                self.cached_tokens = delivery.end.usage.cached_tokens
-                usage = self._output.usage(len(self._request.prompt_token_ids), self.cached_tokens)
-                self.completion_tokens = usage.completion_tokens
+                self.usage.cached_tokens = delivery.end.usage.cached_tokens
+                self.usage.prefix_match_end = delivery.end.usage.prefix_match_end
                 assert held is not None, "the request ended before its last sequence"
-                yield encode_chunk(held[1], self._request, held[0], usage)
+                yield encode_chunk(held[1], self._request, held[0], self.usage)
                 return
 
     def _chunks(self, delivery: Delivery) -> list[tuple[int, Chunk]]:
-        chunks = []
+        """What there is to hand out, by sequence index."""
+        chunks: list[tuple[int, Chunk]] = []
         for update in delivery.updates:
             index = update.sequence_index
             chunk = add_update(self._output, update)
@@ -62,7 +73,11 @@ class Generation:
                 continue
             if chunk.ended_here:
                 self._stream.end_sequence(index)
-            if chunk.finish_reason is not None:
-                self.finish_reasons.append(chunk.finish_reason.name.lower())
-            chunks.append((index, chunk))
+            chunks += [(index, chunk)] if self._best_of is None else self._best_of.add(index, chunk)
         return chunks
+
+    def _note(self, chunk: Chunk) -> None:
+        self._started = True
+        self.usage.completion_tokens += len(chunk.token_ids)
+        if chunk.finish_reason is not None:
+            self.finish_reasons.append(chunk.finish_reason.name.lower())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -19,15 +19,21 @@ log = logging.getLogger(__name__)
 
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[kvmanager_pb2.AttachRequest, kvmanager_pb2.AttachResponse]"
 
+R = TypeVar("R")
+
 RETRY_SECONDS = 0.2
 RETRY_AFTER_SECONDS = 1.0
 """What a client is told to wait when there is no KV manager."""
+
+ANSWER_SECONDS = 10.0
+"""What the KV manager gets for a question that it answers from memory; one that takes longer hangs."""
 
 
 @dataclass(slots=True)
 class Delivery:
     """What one message had for one request."""
 
+    progress: inference_pb2.PrefillProgress | None = None
     updates: list[kvmanager_pb2.SequenceUpdate] = field(default_factory=list)
     end: kvmanager_pb2.RequestEnd | None = None
 
@@ -84,6 +90,7 @@ class KVManagerLink:
         self._outbox: asyncio.Queue[kvmanager_pb2.AttachRequest] = asyncio.Queue()
         self._attached = False
         self._backend = kvmanager_pb2.BackendState()
+        self._stub: Any = None
 
     @property
     def ready(self) -> bool:
@@ -97,8 +104,7 @@ class KVManagerLink:
         Raises:
             RpcError: UNAVAILABLE while there is none.
         """
-        if not self._attached:
-            raise _unavailable("the KV manager can't be reached")
+        self._check_attached()
         if not self._backend.HasField("model"):
             raise _unavailable("no executor is connected")
         return self._backend.model
@@ -109,12 +115,43 @@ class KVManagerLink:
         Raises:
             RpcError: UNAVAILABLE while there is no KV manager.
         """
-        if not self._attached:
-            raise _unavailable("the KV manager can't be reached")
+        self._check_attached()
         handle = next(self._handles)
         stream = self._requests[handle] = RequestStream(self, handle)
         self._outbox.put_nowait(kvmanager_pb2.AttachRequest(submissions=[make(handle)]))
         return stream
+
+    async def unpin(self, tenant: str, pin_id: str) -> None:
+        """Lets go of one of a tenant's pins.
+
+        Raises:
+            RpcError: NOT_FOUND: there is none of that id; UNAVAILABLE while there is no KV manager.
+        """
+        request = kvmanager_pb2.UnpinRequest(tenant=tenant, pin_id=pin_id)
+        await self._ask(lambda stub: stub.Unpin(request, timeout=ANSWER_SECONDS))
+
+    async def pins(self, tenant: str) -> list[inference_pb2.Pin]:
+        """A tenant's pins.
+
+        Raises:
+            RpcError: UNAVAILABLE while there is no KV manager.
+        """
+        request = kvmanager_pb2.ListTenantPinsRequest(tenant=tenant)
+        answer: kvmanager_pb2.ListTenantPinsResponse = await self._ask(
+            lambda stub: stub.ListTenantPins(request, timeout=ANSWER_SECONDS)
+        )
+        return list(answer.pins)
+
+    async def _ask(self, call: Callable[[Any], Awaitable[R]]) -> R:
+        self._check_attached()
+        try:
+            return await call(self._stub)
+        except grpc.aio.AioRpcError as error:
+            raise _refusal(error) from error
+
+    def _check_attached(self) -> None:
+        if not self._attached:
+            raise _unavailable("the KV manager can't be reached")
 
     def abort(self, abort: kvmanager_pb2.Abort) -> None:
         """Ends a request or one of its sequences there."""
@@ -127,6 +164,11 @@ class KVManagerLink:
 
     async def run(self) -> None:
         """Stays attached until cancelled."""
+        async with inner_channel(self._address) as channel:
+            self._stub = kvmanager_pb2_grpc.KVManagerServiceStub(channel)
+            await self._stay_attached()
+
+    async def _stay_attached(self) -> None:
         quiet = False
         while True:
             try:
@@ -165,6 +207,8 @@ class KVManagerLink:
             self._on_change()
             log.info("backend", extra={"ready": message.backend.ready, "epoch": message.backend.epoch})
         deliveries: dict[int, Delivery] = {}
+        for progress in message.progress:
+            deliveries.setdefault(progress.handle, Delivery()).progress = progress.prefill
         for update in message.updates:
             deliveries.setdefault(update.handle, Delivery()).updates.append(update)
         for end in message.ends:
@@ -186,3 +230,14 @@ class KVManagerLink:
 
 def _unavailable(message: str) -> RpcError:
     return RpcError(grpc.StatusCode.UNAVAILABLE, message, "BACKEND_UNAVAILABLE", retry_after=RETRY_AFTER_SECONDS)
+
+
+def _refusal(error: grpc.aio.AioRpcError) -> RpcError:
+    """What a client is told when a question to the KV manager failed."""
+    code, message = error.code(), error.details() or ""
+    if code is grpc.StatusCode.NOT_FOUND:
+        return RpcError(code, message, "NOT_FOUND")
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return _unavailable("the KV manager can't be reached")
+    log.error("a question to the KV manager failed", extra={"code": code.name, "reason": message})
+    return RpcError(grpc.StatusCode.INTERNAL, "internal error; see the gateway's log", "INTERNAL")

@@ -1,0 +1,224 @@
+"""GenerationService: requests to the core, tokens through it, responses to clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from gateway.errors import RequestError
+from gateway.gateway import Gateway
+from gateway.prepared import ModelLimits, PreparedRequest
+from octavo.v1 import common_pb2, inference_pb2
+from services.gateway.call_span import CallSpan
+from services.gateway.codec import core_error, decode_pin_request, decode_prompt, decode_request, encode_submission
+from services.gateway.generation import Generation
+from services.gateway.identity import Callers
+from services.gateway.kvmanager_link import KVManagerLink
+from services.gateway.pinning import Pinning
+from services.rpc.parsing import parse
+from services.rpc.server import Context
+from services.rpc.status import RpcError, abort
+from services.telemetry.tracing import Attributes, RequestSpan, Tracing
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+LONG_REQUEST_BYTES = 16 * 1024
+"""Requests from this size on are tokenized on a thread, so that they don't hold up others' streams."""
+
+PREFIX_MATCH_ENDS = {
+    number: name.removeprefix("PREFIX_MATCH_END_").lower() for name, number in common_pb2.PrefixMatchEnd.items()
+}
+
+R = TypeVar("R")
+
+
+class GenerationServicer:
+    """The public service. Its methods take plain bytes: see `services.rpc.parsing`.
+
+    Args:
+        callers: tells who is calling.
+        on_call: told of each call as it starts.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        link: KVManagerLink,
+        callers: Callers,
+        tracing: Tracing,
+        on_call: Callable[[Context], None],
+    ) -> None:
+        self._gateway = gateway
+        self._link = link
+        self._callers = callers
+        self._tracing = tracing
+        self._on_call = on_call
+        self._pinning = Pinning(link)
+        self._running: set[tuple[str, str]] = set()
+
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The service as grpc wants it."""
+        methods = {
+            "Generate": grpc.unary_stream_rpc_method_handler(self.generate, response_serializer=_serialize),
+            "Tokenize": self._unary(self.tokenize),
+            "ListModels": self._unary(self.list_models),
+            "PinPrefix": self._unary(self.pin_prefix),
+            "UnpinPrefix": self._unary(self.unpin_prefix),
+            "ListPins": self._unary(self.list_pins),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _unary(self, method: Callable[[bytes, Context], Awaitable[Message]]) -> grpc.RpcMethodHandler[Any, Any]:
+        async def handle(data: bytes, context: Context) -> Message:
+            self._on_call(context)
+            try:
+                return await method(data, context)
+            except RpcError as error:
+                await abort(context, error)
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
+
+    # Generating
+
+    async def generate(self, data: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        self._on_call(context)
+        try:
+            with self._span("chat", context) as span:
+                request = await self._prepare(data, context)
+                async for response in self._generate(request, span):
+                    yield response
+        except RpcError as error:
+            await abort(context, error)
+
+    async def _prepare(self, data: bytes, context: Context) -> PreparedRequest:
+        identity = self._callers.identify(context.invocation_metadata() or ())
+        message = parse(inference_pb2.GenerateRequest, data)
+        prepared = await self._in_core(
+            data, lambda limits: self._gateway.prepare(decode_request(message), limits, identity)
+        )
+        return _within_deadline(prepared, context)
+
+    async def _generate(
+        self, request: PreparedRequest, span: RequestSpan
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Whatever ends this, the client's going away included, ends the request at the KV manager."""
+        key = request.tenant, request.request_id
+        if key in self._running:
+            message = f"request_id: {request.request_id!r} is running already"
+            raise RpcError(grpc.StatusCode.ALREADY_EXISTS, message, "REQUEST_EXISTS", "request_id")
+        stream = self._link.submit(lambda handle: encode_submission(request, handle, span.context))
+        self._running.add(key)
+        generation = Generation(self._gateway, request, stream)
+        try:
+            async for response in generation.responses():
+                if response.HasField("usage"):
+                    span.end(_span_attributes(request, generation))
+                yield response
+        finally:
+            self._running.discard(key)
+            stream.close()
+
+    # Pins
+
+    async def pin_prefix(self, data: bytes, context: Context) -> inference_pb2.PinPrefixResponse:
+        identity = self._callers.identify(context.invocation_metadata() or ())
+        message = parse(inference_pb2.PinPrefixRequest, data)
+        prepared = await self._in_core(
+            data, lambda limits: self._gateway.prepare_pin(decode_pin_request(message), limits, identity)
+        )
+        with self._span("pin", context) as span:
+            response = await self._pinning.pin(_within_deadline(prepared, context), span.context)
+            span.end(_usage_attributes(response.usage))
+            return response
+
+    async def unpin_prefix(self, data: bytes, context: Context) -> inference_pb2.UnpinPrefixResponse:
+        identity = self._callers.identify(context.invocation_metadata() or ())
+        message = parse(inference_pb2.UnpinPrefixRequest, data)
+        await self._pinning.unpin(identity.tenant, message.pin_id)
+        return inference_pb2.UnpinPrefixResponse()
+
+    async def list_pins(self, data: bytes, context: Context) -> inference_pb2.ListPinsResponse:
+        identity = self._callers.identify(context.invocation_metadata() or ())
+        parse(inference_pb2.ListPinsRequest, data)
+        return inference_pb2.ListPinsResponse(pins=await self._pinning.pins(identity.tenant))
+
+    def _span(self, operation: str, context: Context) -> CallSpan:
+        model = self._gateway.model_name
+        attributes = {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
+        return CallSpan(self._tracing.start_request(f"{operation} {model}", _trace_context(context), attributes))
+
+    # Questions about the model
+
+    async def tokenize(self, data: bytes, context: Context) -> inference_pb2.TokenizeResponse:
+        message = parse(inference_pb2.TokenizeRequest, data)
+        token_ids = await self._in_core(
+            data, lambda limits: self._gateway.tokenize(decode_prompt(message.prompt), limits, model=message.model)
+        )
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=self._link.model.max_model_len)
+
+    async def list_models(self, data: bytes, context: Context) -> inference_pb2.ListModelsResponse:
+        parse(inference_pb2.ListModelsRequest, data)
+        model = inference_pb2.Model()
+        model.CopyFrom(self._link.model)
+        model.name = self._gateway.model_name
+        return inference_pb2.ListModelsResponse(models=[model])
+
+    async def _in_core(self, data: bytes, call: Callable[[ModelLimits], R]) -> R:
+        """Runs a call of the core, and translates what it refuses."""
+        model = self._link.model
+        limits = ModelLimits(model.max_model_len, model.vocab_size, model.block_size)
+        try:
+            if len(data) < LONG_REQUEST_BYTES:
+                return call(limits)
+            return await asyncio.to_thread(call, limits)
+        except RequestError as error:
+            raise core_error(error) from error
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _within_deadline(request: PreparedRequest, context: Context) -> PreparedRequest:
+    """The request with a time limit that is no longer than the call's own."""
+    remaining = context.time_remaining()
+    if remaining is None:
+        return request
+    remaining_us = max(1, int(remaining * 1e6))
+    return replace(request, timeout_us=min(request.timeout_us or remaining_us, remaining_us))
+
+
+def _trace_context(context: Context) -> common_pb2.TraceContext | None:
+    """What the client's metadata says about the trace that the call belongs to."""
+    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    if "traceparent" not in metadata:
+        return None
+    return common_pb2.TraceContext(traceparent=metadata["traceparent"], tracestate=metadata.get("tracestate", ""))
+
+
+def _span_attributes(request: PreparedRequest, generation: Generation) -> Attributes:
+    """GenAI semantic conventions."""
+    return {
+        "gen_ai.response.id": request.request_id,
+        "gen_ai.response.model": request.model,
+        "gen_ai.response.finish_reasons": generation.finish_reasons,
+        **_usage_attributes(generation.usage),
+    }
+
+
+def _usage_attributes(usage: common_pb2.Usage) -> Attributes:
+    """Token counts under their present and their former names."""
+    return {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.prompt_tokens": usage.prompt_tokens,
+        "gen_ai.usage.completion_tokens": usage.completion_tokens,
+        "octavo.cached_tokens": usage.cached_tokens,
+        "octavo.prefix_match_end": PREFIX_MATCH_ENDS.get(usage.prefix_match_end, "unspecified"),
+    }

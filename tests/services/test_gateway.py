@@ -1,0 +1,580 @@
+"""The gateway's process between a real client and a KV manager that does what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from octavo.client import AsyncClient, OctavoError, Segment
+from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
+from services.config import ConfigError, GatewayConfig
+from services.gateway.server import GatewayService
+from services.rpc.columns import unpack_int32
+from tests.ports import free_port
+from tests.services.scripted_kvmanager import (
+    Script,
+    ScriptedKVManager,
+    end,
+    eventually,
+    progress,
+    refusal,
+    serving,
+    tokens,
+)
+
+STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that knows bytes only."""
+    folder = tmp_path_factory.mktemp("model")
+    backend = tokenizers.Tokenizer(models.BPE({letter: index for index, letter in enumerate(ALPHABET)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def ids(text: str) -> list[int]:
+    return [ALPHABET.index(letter) for letter in text]
+
+
+class Bench:
+    """A gateway and the KV manager behind it."""
+
+    def __init__(self, kvmanager: ScriptedKVManager, address: str) -> None:
+        self.kvmanager = kvmanager
+        self.address = address
+        self.client = AsyncClient(address)
+
+    @property
+    def submission(self) -> kvmanager_pb2.Submission:
+        """Of the only request."""
+        (submission,) = self.kvmanager.submissions
+        return submission
+
+    async def ask(self, prompt: Any = "abc", **arguments: Any) -> list[inference_pb2.GenerateResponse]:
+        return [response async for response in self.client.generate(prompt, **arguments)]
+
+    async def wait_until_ready(self) -> None:
+        for _ in range(6000):
+            try:
+                await self.client.models()
+                return
+            except OctavoError:  # not attached yet
+                await asyncio.sleep(0.005)
+        pytest.fail("the gateway never became ready")
+
+
+@asynccontextmanager
+async def bench(model: Path, script: Script, **settings: Any) -> AsyncIterator[Bench]:
+    kvmanager = ScriptedKVManager(script)
+    async with serving(kvmanager) as inner:
+        config = GatewayConfig(model=str(model), port=free_port(), kvmanager=inner, drain_seconds=0, **settings)
+        service = GatewayService(config)
+        await service.start()
+        running = asyncio.ensure_future(service.run())
+        made = Bench(kvmanager, config.address)
+        try:
+            await made.wait_until_ready()
+            yield made
+        finally:
+            await made.client.close()
+            await service.stop()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def one_answer(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+    """ "ab" for each of n sequences, or the end of a pin."""
+    if submission.HasField("pin"):
+        return [end(submission, prompt_tokens=3, cached_tokens=0)]
+    answers = [tokens(submission, ids("ab"), index=index, reason=LENGTH) for index in range(submission.n)]
+    return [*answers, end(submission, cached_tokens=2, prefix_match_end=common_pb2.PREFIX_MATCH_END_EVICTED)]
+
+
+# --- What the KV manager gets ---------------------------------------------------------------------------------------
+
+
+async def test_everything_that_was_asked_for_arrives(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        await here.ask(
+            "abc",
+            request_id="mine",
+            timeout=20,
+            priority=-7,
+            cache_scope="app",
+            report_progress=True,
+            n=2,
+            max_tokens=9,
+            min_tokens=1,
+            temperature=0.5,
+            seed=3,
+            logprobs=4,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            repetition_penalty=1.5,
+            logit_bias={5: -100.0, 6: 2.0},
+            stop_token_ids=[7],
+        )
+        sent = here.submission
+    assert unpack_int32(sent.prompt_token_ids) == ids("abc")
+    assert (sent.request_id, sent.priority, sent.report_progress, sent.tenant) == ("mine", -7, True, "default")
+    assert (sent.n, sent.max_tokens, sent.min_tokens, list(sent.stop_token_ids)) == (2, 9, 1, [7])
+    assert 0 < sent.timeout_us <= 20_000_000
+    (span,) = sent.spans
+    assert (span.num_tokens, span.narrowness, span.owner) == (3, 2, "default")
+    sampling = sent.sampling
+    assert (sampling.temperature, sampling.seed, sampling.logprobs) == (0.5, 3, 4)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.5)
+    assert dict(sampling.logit_bias) == {5: -100.0, 6: 2.0}
+    assert sent.best_of == 0
+    assert not sent.HasField("beam_search")
+    assert not sent.HasField("pin")
+
+
+async def test_what_was_not_asked_for_has_its_default(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        await here.ask()
+        sent = here.submission
+    assert (sent.n, sent.best_of, sent.priority, sent.report_progress, sent.timeout_us) == (1, 0, 0, False, 0)
+    sampling = sent.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.0, 0.0, 1.0)
+    (span,) = sent.spans
+    assert (span.num_tokens, span.narrowness, span.owner) == (3, 1, "default")
+
+
+@pytest.mark.parametrize(
+    ("stopping", "number"),
+    [
+        (None, common_pb2.EARLY_STOPPING_HEURISTIC),
+        (False, common_pb2.EARLY_STOPPING_HEURISTIC),
+        (True, common_pb2.EARLY_STOPPING_FIRST),
+        ("never", common_pb2.EARLY_STOPPING_NEVER),
+    ],
+)
+async def test_beam_search(model: Path, stopping: bool | str | None, number: int) -> None:
+    async with bench(model, one_answer) as here:
+        await here.ask(beam_width=4, n=2, length_penalty=0.5, early_stopping=stopping, temperature=0.0)
+        sent = here.submission
+    assert sent.n == 2
+    assert (sent.beam_search.width, sent.beam_search.length_penalty) == (4, 0.5)
+    assert sent.beam_search.early_stopping == number
+
+
+async def test_segments_become_spans(model: Path) -> None:
+    async with bench(model, one_answer, shared_namespaces="docs=default") as here:
+        await here.ask([Segment("aaaa", "shared:docs"), "bbb", Segment("cc", "request")])
+        sent = here.submission
+    assert [(span.num_tokens, span.narrowness, span.owner) for span in sent.spans] == [
+        (4, 0, "shared:docs"),
+        (3, 1, "default"),
+        (2, 3, "default"),
+    ]
+    assert len({span.salt for span in sent.spans}) == 3
+
+
+# --- Who is asking --------------------------------------------------------------------------------------------------
+
+
+async def spans_of(here: Bench, metadata: list[tuple[str, str]], scope: str = "app") -> kvmanager_pb2.Submission:
+    """What the KV manager gets of a call with that metadata."""
+    here.kvmanager.submissions.clear()
+    async with grpc.aio.insecure_channel(here.address) as channel:
+        call = channel.unary_stream(
+            "/octavo.v1.GenerationService/Generate",
+            request_serializer=inference_pb2.GenerateRequest.SerializeToString,
+            response_deserializer=inference_pb2.GenerateResponse.FromString,
+        )
+        kinds = {"app": inference_pb2.CacheScope(app=inference_pb2.AppScope())}
+        request = inference_pb2.GenerateRequest(
+            prompt=inference_pb2.Prompt(text="abc"),
+            cache_scope=kinds.get(scope, inference_pb2.CacheScope(shared=scope)),
+        )
+        try:
+            async for _ in call(request, metadata=metadata):
+                pass
+        except grpc.RpcError as error:
+            raise OctavoError.from_rpc(error) from error
+    return here.submission
+
+
+async def test_a_caller_s_word_on_who_it_is_counts_for_nothing(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        plain = await spans_of(here, [])
+        claimed = await spans_of(here, [("octavo-tenant", "acme"), ("octavo-app", "search")])
+    assert plain.tenant == claimed.tenant == "default"
+    assert plain.spans == claimed.spans
+
+
+async def test_a_trusted_proxy_s_word_counts(model: Path) -> None:
+    async with bench(model, one_answer, trusted_identity=True) as here:
+        first = await spans_of(here, [("octavo-tenant", "acme"), ("octavo-app", "search")])
+        again = await spans_of(here, [("octavo-tenant", "acme"), ("octavo-app", "search")])
+        app = await spans_of(here, [("octavo-tenant", "acme"), ("octavo-app", "mail")])
+        tenant = await spans_of(here, [("octavo-tenant", "beta"), ("octavo-app", "search")])
+        no_app = await spans_of(here, [("octavo-tenant", "acme")])
+    assert (first.tenant, first.spans[0].owner) == ("acme", "acme")
+    assert first.spans == again.spans
+    assert len({each.spans[0].salt for each in (first, app, tenant, no_app)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ([], "has no octavo-tenant"),
+        ([("octavo-app", "search")], "has no octavo-tenant"),
+        ([("octavo-tenant", "acme"), ("octavo-tenant", "beta")], "more than one octavo-tenant"),
+        ([("octavo-tenant", "acme"), ("octavo-tenant", "acme")], "more than one octavo-tenant"),
+        ([("octavo-tenant", "")], "octavo-tenant .*1 to 64"),
+        ([("octavo-tenant", "a b")], "octavo-tenant .*1 to 64"),
+        ([("octavo-tenant", "shared:docs")], "octavo-tenant .*1 to 64"),
+        ([("octavo-tenant", "x" * 65)], "octavo-tenant .*1 to 64"),
+        ([("octavo-tenant", "acme"), ("octavo-app", "a/b")], "octavo-app .*1 to 64"),
+    ],
+)
+async def test_without_a_clear_identity_nothing_is_done(
+    model: Path, metadata: list[tuple[str, str]], message: str
+) -> None:
+    async with bench(model, one_answer, trusted_identity=True) as here:
+        with pytest.raises(OctavoError, match=message) as caught:
+            await spans_of(here, metadata)
+        assert caught.value.status is grpc.StatusCode.UNAUTHENTICATED
+        assert here.kvmanager.submissions == []
+
+
+async def test_only_who_joined_a_namespace_shares_in_it(model: Path) -> None:
+    async with bench(model, one_answer, trusted_identity=True, shared_namespaces="docs=acme,beta law=acme") as here:
+        acme = await spans_of(here, [("octavo-tenant", "acme")], "docs")
+        beta = await spans_of(here, [("octavo-tenant", "beta")], "docs")
+        assert acme.spans == beta.spans
+        assert acme.spans[0].owner == "shared:docs"
+        for namespace in ("law", "nothing"):
+            with pytest.raises(OctavoError, match=f"has not joined .*'{namespace}'") as caught:
+                await spans_of(here, [("octavo-tenant", "beta")], namespace)
+            assert caught.value.status is grpc.StatusCode.PERMISSION_DENIED
+            assert (caught.value.field, caught.value.reason) == ("cache_scope.shared", "NAMESPACE_NOT_JOINED")
+
+
+@pytest.mark.parametrize("text", ["docs", "docs=", "=acme", "docs=acme,", "docs=a b=", "do:cs=acme", "d=acme d=beta"])
+def test_namespaces_that_are_not_written_so(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"shared_namespaces: .*NAME=TENANT,TENANT"):
+        GatewayConfig(model="m", shared_namespaces=text)
+
+
+async def test_request_ids_are_each_tenant_s_own(model: Path) -> None:
+    def unanswered(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return [] if submission.tenant == "acme" else one_answer(submission)
+
+    async with (
+        bench(model, unanswered, trusted_identity=True) as here,
+        AsyncClient(here.address, metadata={"octavo-tenant": "acme"}) as acme,
+        AsyncClient(here.address, metadata={"octavo-tenant": "beta"}) as beta,
+    ):
+        waiting = asyncio.ensure_future(anext(acme.generate("abc", request_id="one")))
+        await eventually(lambda: here.kvmanager.submissions)
+        assert [response async for response in beta.generate("abc", request_id="one")]
+        with pytest.raises(OctavoError) as caught:
+            await anext(acme.generate("abc", request_id="one"))
+        assert caught.value.status is grpc.StatusCode.ALREADY_EXISTS
+        waiting.cancel()
+
+
+# --- What clients get -----------------------------------------------------------------------------------------------
+
+
+async def test_usage_says_what_was_cached_and_why_no_more(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        (response,) = await here.ask()
+    assert response.usage == common_pb2.Usage(
+        prompt_tokens=3, completion_tokens=2, cached_tokens=2, prefix_match_end=common_pb2.PREFIX_MATCH_END_EVICTED
+    )
+    assert not response.HasField("score")
+    assert not response.HasField("progress")
+
+
+async def test_progress_comes_alone_and_before_the_first_token(model: Path) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return [
+            progress(submission, 1),
+            progress(submission, 2),
+            tokens(submission, ids("a")),
+            progress(submission, 2),
+            tokens(submission, ids("b"), position=1, reason=STOP),
+            end(submission),
+        ]
+
+    async with bench(model, script) as here:
+        first, second, *rest = await here.ask(report_progress=True, request_id="mine")
+    for response, computed in ((first, 1), (second, 2)):
+        expected = inference_pb2.PrefillProgress(computed_tokens=computed, prompt_tokens=3)
+        assert response == inference_pb2.GenerateResponse(request_id="mine", progress=expected)
+    assert [response.text for response in rest] == ["a", "b"]
+    assert not any(response.HasField("progress") for response in rest)
+
+
+@pytest.mark.parametrize("sampling", [{"beam_width": 3, "n": 2}, {"best_of": 3, "n": 2}])
+async def test_ranked_sequences_come_whole_with_their_scores(model: Path, sampling: dict[str, int]) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return [
+            tokens(submission, ids("ab"), index=0, reason=STOP, score=-0.25),
+            tokens(submission, ids("abc"), index=1, reason=LENGTH, score=-1.5),
+            end(submission, completion_tokens=99),
+        ]
+
+    async with bench(model, script) as here:
+        best, second = await here.ask(**sampling)
+        assert here.submission.best_of == sampling.get("best_of", 0)
+        assert here.kvmanager.aborts == []
+    assert (best.sequence_index, best.text, best.score, best.finish_reason) == (0, "ab", -0.25, STOP)
+    assert (second.sequence_index, second.text, second.score, second.finish_reason) == (1, "abc", -1.5, LENGTH)
+    assert not best.HasField("usage")
+    assert second.usage.completion_tokens == 5
+
+
+async def test_fewer_beams_than_wanted_are_an_answer_too(model: Path) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return [tokens(submission, ids("ab"), reason=STOP, score=-0.25), end(submission)]
+
+    async with bench(model, script) as here:
+        (only,) = await here.ask(beam_width=3, n=2)
+    assert (only.text, only.HasField("usage")) == ("ab", True)
+
+
+async def test_the_best_of_sequences_that_end_at_a_stop_string(model: Path) -> None:
+    """They are ranked by what comes before it, and each is ended as soon as it is found."""
+
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return [
+            tokens(submission, ids("aa"), index=0, logprobs=[-1.0, -1.0]),
+            tokens(submission, ids("abc"), index=1, logprobs=[-0.1, -0.1, -0.1]),
+            tokens(submission, ids("ab"), index=2, logprobs=[-0.2, -0.2]),
+            tokens(submission, ids("cb"), index=1, position=3, logprobs=[-50.0, -50.0], reason=LENGTH),
+            tokens(submission, ids("a"), index=0, position=2, logprobs=[-1.0], reason=LENGTH),
+            tokens(submission, ids("a"), index=2, position=2, logprobs=[-0.2], reason=STOP),
+            end(submission),
+        ]
+
+    async with bench(model, script) as here:
+        best, second = await here.ask(best_of=3, n=2, stop=["c"])
+        assert (here.submission.n, here.submission.best_of, here.submission.sampling.logprobs) == (3, 0, 0)
+        await eventually(lambda: here.kvmanager.aborts)
+        (abort,) = here.kvmanager.aborts
+        assert abort.sequence_index == 1
+    assert (best.sequence_index, best.text, list(best.token_ids)) == (0, "ab", ids("abc"))
+    assert best.score == pytest.approx(-0.1)
+    assert (second.sequence_index, second.text, second.finish_reason) == (1, "aba", STOP)
+    assert second.score == pytest.approx(-0.2)
+    assert list(best.logprobs) == []
+    assert second.usage.completion_tokens == 6
+
+
+async def test_log_probabilities_of_the_best_sequences_where_wanted(model: Path) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        answers = [
+            tokens(submission, ids("a"), index=index, logprobs=[-1.0 - index], reason=LENGTH) for index in (1, 0)
+        ]
+        return [*answers, end(submission)]
+
+    async with bench(model, script) as here:
+        (best,) = await here.ask(best_of=2, stop=["c"], logprobs=0)
+    assert [each.logprob for each in best.logprobs] == [-1.0]
+
+
+async def test_lost_tokens_are_an_error_and_no_gap(model: Path) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return [tokens(submission, ids("a")), tokens(submission, ids("b"), position=5, reason=LENGTH), end(submission)]
+
+    async with bench(model, script) as here:
+        with pytest.raises(OctavoError, match="internal error") as caught:
+            await here.ask()
+        assert caught.value.status is grpc.StatusCode.INTERNAL
+        # The KV manager is told that nobody waits any more.
+        await eventually(lambda: here.kvmanager.aborts)
+
+
+# --- Pins -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pin_from_its_beginning_to_its_end(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        pin = await here.client.pin("abcabcabc", ttl=3600, cache_scope="app", timeout=20)
+        sent = here.submission
+        assert unpack_int32(sent.prompt_token_ids) == ids("abcabcabc")
+        assert (sent.pin.pin_id, sent.pin.ttl_us, sent.n) == (pin.pin_id, 3_600_000_000, 1)
+        assert 0 < sent.timeout_us <= 20_000_000
+        assert sent.spans[0].narrowness == 2
+        assert len(pin.pin_id) == 32
+        assert (pin.pinned_tokens, pin.pinned_blocks, pin.resident) == (8, 2, True)
+        assert pin.remaining.ToSeconds() == 3600
+        assert await here.client.pins() == [pin]
+        await here.client.unpin(pin)
+        assert await here.client.pins() == []
+        with pytest.raises(OctavoError, match="no such pin") as caught:
+            await here.client.unpin(pin.pin_id)
+        assert (caught.value.status, caught.value.field) == (grpc.StatusCode.NOT_FOUND, "pin_id")
+        assert here.kvmanager.aborts == []
+
+
+async def test_the_usage_of_a_pin(model: Path) -> None:
+    async with bench(model, one_answer) as here, grpc.aio.insecure_channel(here.address) as channel:
+        call = channel.unary_unary(
+            "/octavo.v1.GenerationService/PinPrefix",
+            request_serializer=inference_pb2.PinPrefixRequest.SerializeToString,
+            response_deserializer=inference_pb2.PinPrefixResponse.FromString,
+        )
+        request = inference_pb2.PinPrefixRequest(prompt=inference_pb2.Prompt(text="abcab"))
+        request.ttl.FromSeconds(60)
+        assert (await call(request)).usage.prompt_tokens == 3
+
+
+async def test_pins_are_each_tenant_s_own(model: Path) -> None:
+    async with (
+        bench(model, one_answer, trusted_identity=True) as here,
+        AsyncClient(here.address, metadata={"octavo-tenant": "acme"}) as acme,
+        AsyncClient(here.address, metadata={"octavo-tenant": "beta"}) as beta,
+    ):
+        pin = await acme.pin("abcabcabc", ttl=60)
+        assert await beta.pins() == []
+        with pytest.raises(OctavoError, match="no such pin"):
+            await beta.unpin(pin)
+        assert await acme.pins() == [pin]
+
+
+async def test_a_pin_that_is_refused(model: Path) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return [refusal(submission, grpc.StatusCode.RESOURCE_EXHAUSTED, "too little memory", "NO_ROOM")]
+
+    async with bench(model, script) as here:
+        with pytest.raises(OctavoError, match="too little memory") as caught:
+            await here.client.pin("abcabcabc", ttl=60)
+        assert caught.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (caught.value.reason, caught.value.retry_after) == ("NO_ROOM", 1.5)
+
+
+async def test_a_client_that_leaves_while_its_pin_is_computed(model: Path) -> None:
+    async with bench(model, lambda submission: []) as here:
+        waiting = asyncio.ensure_future(here.client.pin("abcabcabc", ttl=60))
+        await eventually(lambda: here.kvmanager.submissions)
+        waiting.cancel()
+        await eventually(lambda: here.kvmanager.aborts)
+        (abort,) = here.kvmanager.aborts
+        assert (abort.handle, abort.HasField("sequence_index")) == (here.submission.handle, False)
+
+
+async def test_a_pin_that_nobody_heard_of_is_let_go(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        here.kvmanager.broken = grpc.StatusCode.INTERNAL
+        with pytest.raises(OctavoError, match="internal error") as caught:
+            await here.client.pin("abcabcabc", ttl=60)
+        assert caught.value.status is grpc.StatusCode.INTERNAL
+        await eventually(lambda: here.kvmanager.unpinned)
+        assert here.kvmanager.unpinned == [("default", here.submission.pin.pin_id)]
+        assert here.kvmanager.pins == {"default": {}}
+
+
+async def test_a_kv_manager_that_does_not_answer_is_away(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        here.kvmanager.broken = grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(OctavoError, match="KV manager can't be reached") as caught:
+            await here.client.pins()
+        assert (caught.value.status, caught.value.from_server) == (grpc.StatusCode.UNAVAILABLE, True)
+        assert caught.value.retry_after is not None
+
+
+# --- What a client can send wrongly ---------------------------------------------------------------------------------
+
+
+def with_scope(prompt: inference_pb2.Prompt) -> inference_pb2.Prompt:
+    """The last segment has a scope that is none."""
+    prompt.segmented.segments[-1].cache_scope.SetInParent()
+    return prompt
+
+
+def segmented(*segments: inference_pb2.Segment) -> inference_pb2.Prompt:
+    return inference_pb2.Prompt(segmented=inference_pb2.SegmentedPrompt(segments=segments))
+
+
+TEXT = inference_pb2.Segment(text="abc")
+MESSAGE = inference_pb2.Segment(message=inference_pb2.ChatMessage(role="user", content="abc"))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda request: setattr(request, "priority", 101), "priority"),
+        (lambda request: request.cache_scope.SetInParent(), "cache_scope"),
+        (lambda request: setattr(request.cache_scope, "shared", ""), "cache_scope.shared"),
+        (lambda request: request.prompt.CopyFrom(segmented()), "prompt.segmented.segments"),
+        (lambda request: request.prompt.CopyFrom(segmented(inference_pb2.Segment())), "prompt.segmented.segments[0]"),
+        (lambda request: request.prompt.CopyFrom(segmented(TEXT, MESSAGE)), "prompt.segmented.segments[1]"),
+        (lambda request: request.prompt.CopyFrom(segmented(MESSAGE)), "prompt.segmented"),
+        (
+            lambda request: request.prompt.CopyFrom(with_scope(segmented(TEXT, TEXT))),
+            "prompt.segmented.segments[1].cache_scope",
+        ),
+        (lambda request: setattr(request.sampling, "best_of", 65), "sampling.best_of"),
+        (lambda request: setattr(request.sampling, "beam_width", 0), "sampling.beam_width"),
+        (lambda request: setattr(request.sampling, "length_penalty", 1.0), "sampling.length_penalty"),
+        (lambda request: setattr(request.sampling, "early_stopping", 1), "sampling.early_stopping"),
+        (lambda request: setattr(request.sampling, "early_stopping", 9), "sampling.early_stopping"),
+        (lambda request: setattr(request.sampling, "presence_penalty", 2.5), "sampling.presence_penalty"),
+        (lambda request: request.sampling.logit_bias.update({1000: 1.0}), "sampling.logit_bias[1000]"),
+        (lambda request: request.sampling.logit_bias.update({1: float("nan")}), "sampling.logit_bias[1]"),
+    ],
+)
+async def test_the_field_at_fault_is_named(
+    model: Path, change: Callable[[inference_pb2.GenerateRequest], object], field: str
+) -> None:
+    async with bench(model, one_answer) as here, grpc.aio.insecure_channel(here.address) as channel:
+        call = channel.unary_stream(
+            "/octavo.v1.GenerationService/Generate",
+            request_serializer=inference_pb2.GenerateRequest.SerializeToString,
+            response_deserializer=inference_pb2.GenerateResponse.FromString,
+        )
+        request = inference_pb2.GenerateRequest(prompt=inference_pb2.Prompt(text="abc"))
+        change(request)
+        with pytest.raises(grpc.RpcError) as caught:
+            await call(request).read()
+        error = OctavoError.from_rpc(caught.value)
+        assert (error.status, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+        assert here.kvmanager.submissions == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"prompt": "abcabcabc", "ttl": 0.5}, "ttl"),
+        ({"prompt": "abcabcabc", "ttl": 31 * 86400}, "ttl"),
+        ({"prompt": "abcabcabc", "ttl": 60, "timeout": -1}, "timeout"),
+        ({"prompt": "abc", "ttl": 60}, "prompt.text"),
+        ({"prompt": "a" * 64, "ttl": 60}, "prompt.text"),
+        ({"prompt": "abcabcabc", "ttl": 60, "cache_scope": "request"}, "cache_scope"),
+    ],
+)
+async def test_pins_that_cannot_be(model: Path, arguments: dict[str, Any], field: str) -> None:
+    async with bench(model, one_answer) as here:
+        with pytest.raises(OctavoError) as caught:
+            await here.client.pin(**arguments)
+        assert (caught.value.status, caught.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+        assert here.kvmanager.submissions == []
+
+
+async def test_pins_without_a_name_or_of_another_model(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        with pytest.raises(OctavoError, match="pin_id: must not be empty") as caught:
+            await here.client.unpin("")
+        assert (caught.value.status, caught.value.field) == (grpc.StatusCode.INVALID_ARGUMENT, "pin_id")
+        with pytest.raises(OctavoError) as caught:
+            await here.client.pin("abcabcabc", ttl=60, model="gpt-7")
+        assert (caught.value.status, caught.value.field) == (grpc.StatusCode.NOT_FOUND, "model")

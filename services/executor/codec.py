@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import numpy as np
-
 from executor.executor import ExecutorInfo
 from executor.step import (
     Candidates,
@@ -18,7 +16,15 @@ from executor.step import (
     TokenLogprobs,
 )
 from octavo.v1 import common_pb2, executor_pb2, inference_pb2
-from services.rpc.columns import pack_int32, pack_int64, unpack_int32, unpack_int64, unpack_tuples
+from services.rpc.columns import (
+    pack_float32,
+    pack_int32,
+    pack_int64,
+    unpack_int32,
+    unpack_int64,
+    unpack_int64_tuples,
+    unpack_tuples,
+)
 
 
 def decode_batch(message: executor_pb2.StepBatch) -> StepBatch:
@@ -30,7 +36,7 @@ def decode_batch(message: executor_pb2.StepBatch) -> StepBatch:
         branches=_int64_pairs(message.branches),
         chosen_tokens=_int64_pairs(message.chosen_tokens),
         new_sequences=[_decode_sequence(new) for new in message.new_sequences],
-        table_edits=cast(list[tuple[int, int, int]], _int64_tuples(message.table_edits, 3)),
+        table_edits=cast(list[tuple[int, int, int]], unpack_int64_tuples(message.table_edits, 3)),
         swaps_out=_int32_pairs(message.swaps_out),
         swaps_in=_int32_pairs(message.swaps_in),
         block_copies=_int32_pairs(message.block_copies),
@@ -86,7 +92,7 @@ def encode_result(result: StepResult, duration_us: int) -> executor_pb2.StepResu
         token_ids=pack_int32(result.token_ids),
         logprobs=[_encode_logprobs(logprobs) for logprobs in result.logprobs],
         duration_us=duration_us,
-        scores=_pack_float32(result.scores),
+        scores=pack_float32(result.scores),
         candidates=[_encode_candidates(candidates) for candidates in result.candidates],
         speeds=None if result.speeds is None else _encode_speeds(result.speeds),
     )
@@ -104,7 +110,7 @@ def _encode_candidates(candidates: Candidates) -> executor_pb2.Candidates:
     return executor_pb2.Candidates(
         sequence_id=candidates.sequence_id,
         token_ids=pack_int32(candidates.token_ids),
-        logprobs=_pack_float32(candidates.logprobs),
+        logprobs=pack_float32(candidates.logprobs),
     )
 
 
@@ -142,15 +148,4 @@ def _int32_pairs(data: bytes) -> list[tuple[int, int]]:
 
 
 def _int64_pairs(data: bytes) -> list[tuple[int, int]]:
-    return cast(list[tuple[int, int]], _int64_tuples(data, 2))
-
-
-def _int64_tuples(data: bytes, width: int) -> list[tuple[int, ...]]:
-    values = unpack_int64(data)
-    if len(values) % width:
-        raise ValueError(f"{len(values)} numbers do not make tuples of {width}")
-    return list(zip(*(values[i::width] for i in range(width)), strict=True))
-
-
-def _pack_float32(values: list[float]) -> bytes:
-    return np.array(values, dtype="<f4").tobytes()
+    return cast(list[tuple[int, int]], unpack_int64_tuples(data, 2))

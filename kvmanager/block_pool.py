@@ -73,8 +73,7 @@ class BlockPool:
         block.reference_count = 1
         block.account = account
         account.num_charged += 1
-        for journal in self.journals:
-            journal.add(block.block_id)
+        self.note(block)
         return block
 
     def retain(self, block: Block) -> None:
@@ -86,8 +85,7 @@ class BlockPool:
             self.num_cached -= 1
             block.account.num_charged += 1
         block.reference_count += 1
-        for journal in self.journals:
-            journal.add(block.block_id)
+        self.note(block)
 
     def release(self, blocks: Sequence[Block]) -> None:
         """Drops one reference to each block of a chain.
@@ -113,6 +111,11 @@ class BlockPool:
         else:
             account.cached.append(block)
             self.num_cached += 1
+
+    def note(self, block: Block) -> None:
+        """Tells those who watch that a block has changed."""
+        for journal in self.journals:
+            journal.add(block.block_id)
 
     def check_integrity(self) -> None:
         """Asserts that every block is in exactly the state that its count and content say."""

@@ -348,10 +348,10 @@ class KVManager:
     def expire(self, now: float) -> Outputs:
         """Ends every request whose deadline has come, and every pin whose time is over."""
         outputs = Outputs()
-        for handle in self._deadlines.due(now, self._requests):
-            self._end(self._requests[handle], outputs, now, error=DeadlineExceeded("the request's time is over"))
         for pin in self.pins.due(now):
             self._let_go(pin, now)
+        for handle in self._deadlines.due(now, self._requests):
+            self._end(self._requests[handle], outputs, now, error=DeadlineExceeded("the request's time is over"))
         return self._settle(outputs)
 
     def next_deadline(self) -> float | None:
@@ -482,7 +482,7 @@ class KVManager:
 
     def check_integrity(self) -> None:
         """Asserts every invariant of queues, tables, pools and prefix caches. Linear in blocks."""
-        placed: Counter[Hashable] = Counter(self._homeless)
+        placed: Counter[Hashable] = Counter(list(self._homeless))
         for replica in self.replicas.values():
             replica.check_integrity()
             scheduler = replica.scheduler
@@ -492,7 +492,7 @@ class KVManager:
             for account in replica.memory.pool.accounts:
                 promised = sum(pin.charges[account.owner] for pin in self.pins if pin.replica is replica)
                 assert account.num_pinned == promised, "a pin's promise is wrong"
-        assert placed == Counter(self._requests), "a request is nowhere, or twice"
+        assert placed == Counter(list(self._requests)), "a request is nowhere, or twice"
 
 
 class LostPin(str):

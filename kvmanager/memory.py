@@ -239,7 +239,7 @@ class Memory:
         copy = fetched[block] = self.pool.allocate(self.pool.accounts[owner])
         self._swaps_in.append((block.block_id, copy.block_id))
         if block.content is not None:
-            self.device.cache.register(copy, block.content, self._step)
+            self.device.register(copy, block.content, self._step)
         return copy
 
     def _follow(self, sequence: Sequence, leader: Sequence, num_blocks: int) -> None:
@@ -280,7 +280,7 @@ class Memory:
             block = self.device.cache.get(content)
             if block is None:
                 if own.content is None:
-                    self.device.cache.register(own, content, sequence.last_step)
+                    self.device.register(own, content, sequence.last_step)
             elif block is not own:
                 self.pool.retain(block)
                 sequence.table[index] = block
@@ -346,7 +346,7 @@ class Memory:
         contents = self.lookup.contents(sequence, num_full)
         for index in range(sequence.num_registered, num_full):
             block = sequence.table[index]
-            if block.content is None and not self.device.cache.register(block, contents[index], sequence.last_step):
+            if block.content is None and not self.device.register(block, contents[index], sequence.last_step):
                 sequence.duplicates.append(index)
         sequence.num_registered = num_full
 
@@ -398,7 +398,7 @@ class Memory:
         copy = self.host.pool.allocate(self.host.pool.accounts[block.account.owner])
         self._swaps_out.append((block.block_id, copy.block_id))
         if block.content is not None:
-            self.host.cache.register(copy, block.content, self._step)
+            self.host.register(copy, block.content, self._step)
         return copy
 
     def _keep_evicted(self, block: Block) -> None:

@@ -104,7 +104,8 @@ class Replica:
             self.memory.costs.speeds = result.speeds
         outputs = Outputs()
         for request, num_tokens in self.scheduler.progress_of(result.step):
-            outputs.progress.append(Progress(request.spec.handle, num_tokens, len(request.spec.prompt_token_ids)))
+            if request.unfinished():
+                outputs.progress.append(Progress(request.spec.handle, num_tokens, len(request.spec.prompt_token_ids)))
         if result.scores:
             self._take_scores(result)
         self._take_tokens(result, outputs, now)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from kvmanager.accounts import Quota
 from kvmanager.block import Block
 from kvmanager.block_pool import BlockPool
+from kvmanager.content import Content
 from kvmanager.kv_events import KVEventLog, Tier
 from kvmanager.prefix_cache import PrefixCache
 
@@ -32,6 +33,13 @@ class MemoryTier:
         self.cache = PrefixCache(executor, tier, log, max(num_blocks, MIN_REMEMBERED))
         self.pool = BlockPool(num_blocks, self._evict, quotas)
         self._before_evict = before_evict
+
+    def register(self, block: Block, content: Content, written_step: int) -> bool:
+        """Makes a full block available to others; False where another one is given out already."""
+        registered = self.cache.register(block, content, written_step)
+        if registered:
+            self.pool.note(block)
+        return registered
 
     def _evict(self, block: Block) -> None:
         self._before_evict(block)

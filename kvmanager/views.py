@@ -183,6 +183,7 @@ class MemoryWatch:
         self._seen: dict[str, Replica] = {}
         self._journals: dict[str, tuple[set[int], set[int]]] = {}
         self._last: dict[tuple[str, Tier, int], BlockView] = {}
+        self._partial: dict[tuple[str, Tier], set[int]] = {}
 
     def changes(self) -> list[MemoryChanges]:
         """What has changed since the last call, for each executor with a change; at first, everything."""
@@ -212,6 +213,8 @@ class MemoryWatch:
         replica.memory.device.pool.journals.append(journals[0])
         replica.memory.host.pool.journals.append(journals[1])
         blocks = block_views(replica)
+        fills = _Fills(replica)
+        self._partial.update({(name, tier): fills.partial(tier) for tier in Tier})
         self._last.update({(name, block.tier, block.block_id): block for block in blocks})
         return self._message(name, replica, blocks, snapshot=True)
 
@@ -228,7 +231,10 @@ class MemoryWatch:
             self._journals[name],
             strict=True,
         ):
-            for block_id in sorted(journal | fills.partial(tier)):
+            partial = fills.partial(tier)
+            looked_at = journal | partial | self._partial.get((name, tier), set())
+            self._partial[name, tier] = partial
+            for block_id in sorted(looked_at):
                 view = _block_view(pool.blocks[block_id], tier, fills)
                 if self._last[name, tier, block_id] != view:
                     self._last[name, tier, block_id] = view

@@ -1,21 +1,28 @@
-"""Drives a KV manager with an oracle executor, step by step."""
+"""Drives a KV manager with oracle executors, step by step, and checks everything that gateways would hear."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
+from kvmanager.accounts import Quota
 from kvmanager.capacity import Capacity
+from kvmanager.content import Identify, block_identity
+from kvmanager.cost_model import Preemption
 from kvmanager.events import Event
 from kvmanager.manager import KVManager
-from kvmanager.request import FinishReason, RequestSpec
+from kvmanager.replica import Replica
+from kvmanager.request import FinishReason
 from kvmanager.scheduler import Limits
-from kvmanager.step import Outputs, StepBatch, Usage
-from tests.oracle import VOCAB_SIZE, Oracle, expected_output
+from kvmanager.spec import RequestSpec, Scope
+from kvmanager.step import Outputs, Progress, Speeds, StepBatch, Usage
+from tests.oracle import VOCAB_SIZE, Oracle, expected_beams, expected_best_of, expected_output
+
+FIRST = "executor-0"
 
 
 class Harness:
-    """A KV manager and its executor. Everything that gateways would hear is collected and checked for gaps."""
+    """A KV manager and its executors. Everything that gateways would hear is collected and checked for gaps."""
 
     def __init__(
         self,
@@ -27,87 +34,160 @@ class Harness:
         max_waiting_requests: int = 100,
         prefix_caching: bool = True,
         seed: int = 0,
+        num_host_blocks: int = 0,
+        num_executors: int = 1,
+        policy: str = "fcfs",
+        preemption: Preemption = Preemption.AUTO,
+        quotas: Mapping[str, Quota] | None = None,
+        speeds: Speeds | None = None,
+        identify: Identify = block_identity,
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.capacity = Capacity(num_blocks, block_size, max_model_len)
+        self.capacity = Capacity(num_blocks, block_size, max_model_len, num_host_blocks)
+        self.speeds = speeds
         self.events: list[Event] = []
         self.manager = KVManager(
             Limits(max_batched_tokens, max_sequences, max_waiting_requests),
+            policy=policy,
+            preemption=preemption,
+            quotas=quotas,
             prefix_caching=prefix_caching,
             on_event=self.events.append,
+            identify=identify,
         )
-        self.manager.attach_executor(self.capacity, self.now)
-        self.oracle = Oracle(num_blocks, block_size, self.rng)
+        self.oracles: dict[str, Oracle] = {}
         self.specs: dict[Hashable, RequestSpec] = {}
         self.output: dict[tuple[Hashable, int], list[int]] = {}
         self.reasons: dict[tuple[Hashable, int], FinishReason] = {}
+        self.scores: dict[tuple[Hashable, int], float] = {}
         self.usage: dict[Hashable, Usage] = {}
         self.errors: dict[Hashable, Exception] = {}
+        self.progress: list[Progress] = []
+        for index in range(num_executors):
+            self.attach(f"executor-{index}")
+
+    @property
+    def oracle(self) -> Oracle:
+        return self.oracles[FIRST]
+
+    @property
+    def replica(self) -> Replica:
+        return self.manager.replicas[FIRST]
+
+    # Executors
+
+    def attach(self, name: str = FIRST, capacity: Capacity | None = None) -> None:
+        capacity = capacity or self.capacity
+        self.take(self.manager.attach_executor(name, capacity, self.now, self.speeds))
+        self.oracles[name] = Oracle(capacity.num_blocks, capacity.block_size, self.rng, capacity.num_host_blocks)
+
+    def detach(self, name: str = FIRST) -> None:
+        self.take(self.manager.detach_executor(name, self.now))
+        del self.oracles[name]
+
+    # Requests
 
     def prompt(self, length: int) -> list[int]:
         return [self.rng.randrange(VOCAB_SIZE) for _ in range(length)]
 
     def submit(self, handle: Hashable, prompt: list[int], max_tokens: int = 8, **options: object) -> None:
+        if "salt" in options:
+            options["spans"] = ((len(prompt), Scope(options.pop("salt"))),)  # type: ignore[arg-type]
         spec = RequestSpec(handle, prompt, max_tokens=max_tokens, sampling=handle, **options)  # type: ignore[arg-type]
         self.manager.submit(spec, self.now)
         self.specs[handle] = spec
 
-    def schedule(self) -> StepBatch | None:
-        batch = self.manager.schedule(self.now)
+    # Steps
+
+    def schedule(self, name: str = FIRST) -> StepBatch | None:
+        batch = self.manager.schedule(name, self.now)
         if batch is not None:
-            self.oracle.send(batch)
+            self.oracles[name].send(batch)
         return batch
 
-    def result(self) -> None:
-        self.take(self.manager.apply(self.oracle.run(), self.now))
+    def result(self, name: str = FIRST) -> None:
+        result = self.oracles[name].run()
+        if result is not None:
+            self.take(self.manager.apply(name, result, self.now))
         self.manager.check_integrity()
 
     def step(self) -> None:
-        """As a pipelined service does: two steps under way, then one result."""
-        self.schedule()
-        self.schedule()
-        self.manager.check_integrity()
-        if self.oracle.pending:
-            self.result()
+        """As a pipelined service does: two steps under way, then one result, on each executor."""
+        for name, oracle in list(self.oracles.items()):
+            self.schedule(name)
+            self.schedule(name)
+            self.manager.check_integrity()
+            if oracle.pending:
+                self.result(name)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Until nothing is left to do."""
         for _ in range(max_steps):
             self.step()
-            if self.manager.idle and self.schedule() is None:
+            if self.manager.idle and all(self.schedule(name) is None for name in self.oracles):
                 return
-            while self.oracle.pending and self.manager.idle:
-                self.result()
+            for name, oracle in self.oracles.items():
+                while oracle.pending and self.manager.idle:
+                    self.result(name)
         raise AssertionError("requests that never end")
 
+    # What gateways hear
+
     def take(self, outputs: Outputs) -> None:
+        self.progress += outputs.progress
+        for handle, index, position, token_id in outputs.tokens:
+            self._extend(handle, index, position, [token_id])
         for update in outputs.updates:
-            tokens = self.output.setdefault((update.handle, update.sample_index), [])
-            assert update.position == len(tokens), "a gap or a repeat"
-            tokens.extend(update.token_ids)
+            self._extend(update.handle, update.sample_index, update.position, update.token_ids)
             if update.finish_reason is not None:
                 self.reasons[update.handle, update.sample_index] = update.finish_reason
+            if update.score is not None:
+                self.scores[update.handle, update.sample_index] = update.score
         for end in outputs.ends:
             if end.usage is not None:
                 self.usage[end.handle] = end.usage
             else:
                 self.errors[end.handle] = end.error or AssertionError("an end without a reason")
 
+    def _extend(self, handle: Hashable, index: int, position: int, token_ids: list[int]) -> None:
+        assert (handle, index) not in self.reasons, "tokens after the last one"
+        tokens = self.output.setdefault((handle, index), [])
+        assert position == len(tokens), "a gap or a repeat"
+        tokens.extend(token_ids)
+
     def expected(self, handle: Hashable, sample_index: int = 0) -> list[int]:
         spec = self.specs[handle]
+        if spec.beam is not None:
+            return self._expected_beams(spec)[sample_index].token_ids
+        if spec.best_of > spec.n:
+            stop = spec.stop_token_ids
+            best = expected_best_of(
+                spec.prompt_token_ids, handle, spec.n, spec.best_of, spec.max_tokens, stop, spec.min_tokens
+            )
+            return best[sample_index].token_ids
         return expected_output(
             spec.prompt_token_ids, handle, sample_index, spec.max_tokens, spec.stop_token_ids, spec.min_tokens
         )
 
+    def _expected_beams(self, spec: RequestSpec):
+        assert spec.beam is not None
+        prompt, stop = spec.prompt_token_ids, spec.stop_token_ids
+        return expected_beams(prompt, spec.handle, spec.beam, spec.max_tokens, stop, spec.n)
+
     def check_answers(self) -> None:
         """Every request that ended well has exactly the expected tokens."""
         for handle in self.usage:
-            for index in range(self.specs[handle].n):
-                assert self.output[handle, index] == self.expected(handle, index)
+            spec = self.specs[handle]
+            if spec.pin is None:
+                for index in range(spec.n):
+                    assert self.output[handle, index] == self.expected(handle, index)
+
+    # Looking in
 
     @property
     def referenced_blocks(self) -> int:
-        state = self.manager.memory_state()
-        assert state is not None
-        return state.referenced_blocks
+        return sum(replica.memory.pool.num_referenced for replica in self.manager.replicas.values())
+
+    def handles(self, kind: object) -> list[Hashable]:
+        return [event.handle for event in self.events if event.kind is kind]

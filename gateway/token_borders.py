@@ -53,6 +53,8 @@ class TokenBorders:
             text: What was encoded.
             borders: Numbers of characters, in ascending order.
         """
+        if not borders:
+            return []
         ends = _token_ends(encoding, len(text))
         if not self._known:
             return [bisect_right(ends, border if border == len(text) else 0) for border in borders]

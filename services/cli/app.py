@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli import chat, check, generate, processes
+from services.cli import chat, check, generate, pins, processes
 from services.cli.errors import INTERRUPTED, UNUSABLE, CommandError
 from services.config import ConfigError, read_toml
 
@@ -29,6 +29,9 @@ for command in (
     processes.executor,
     chat.chat,
     generate.generate,
+    pins.pin,
+    pins.unpin,
+    pins.pins,
     check.models,
     check.health,
     processes.fetch,

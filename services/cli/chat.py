@@ -2,12 +2,12 @@
 
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli.errors import REFUSED, UNUSABLE, CommandError, talking_to
-from services.cli.options import SamplingOptions, ServerOptions, expand
+from services.cli.options import RequestOptions, SamplingOptions, ServerOptions, expand
 from services.cli.output import streamed_text
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _QUIT = "/quit"
 def chat(
     server: ServerOptions,
     sampling: SamplingOptions,
+    request: RequestOptions,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     model: Annotated[str, typer.Option(help="Name of the model; the only one when absent.")] = "",
 ) -> None:
@@ -29,6 +30,7 @@ def chat(
     from octavo.client import Client
 
     interactive = sys.stdin.isatty()
+    options = sampling.values() | asdict(request) | {"model": model}
     history = [{"role": "system", "content": system}] if system else []
     with Client(server.address) as client:
         with talking_to(server.address):
@@ -38,7 +40,7 @@ def chat(
         for message in _messages(interactive):
             history.append({"role": "user", "content": message})
             try:
-                answer = _answer(client, server.address, history, model, sampling)
+                answer = _answer(client, server.address, history, options)
             except CommandError as error:
                 if not interactive or error.exit_code == UNUSABLE:
                     raise
@@ -68,13 +70,11 @@ def _messages(interactive: bool) -> "Iterator[str]":
             yield line.strip()
 
 
-def _answer(
-    client: "Client", address: str, history: list[dict[str, str]], model: str, sampling: SamplingOptions
-) -> str:
+def _answer(client: "Client", address: str, history: list[dict[str, str]], options: dict[str, Any]) -> str:
     """Streams the answer to stdout and returns it."""
     answer = ""
     with talking_to(address), streamed_text() as write:
-        for response in client.generate(history, model=model, **asdict(sampling)):
+        for response in client.generate(history, **options):
             answer += response.text
             write(response.text)
     return answer

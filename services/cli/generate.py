@@ -1,25 +1,42 @@
 """``octavo generate``: one prompt, its answers on stdout."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from services.cli.errors import talking_to
-from services.cli.options import SamplingOptions, ServerOptions, expand
-from services.cli.output import streamed_text
+from services.cli.options import RequestOptions, SamplingOptions, ServerOptions, expand
+from services.cli.output import describe_usage, streamed_text
+from services.config import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from octavo.v1 import common_pb2, inference_pb2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How answers are found."""
+
+    best_of: int | None = setting(None, "Sample so many answers and show the likeliest ones.")
+    beam_width: int | None = setting(None, "Search with so many beams instead of sampling.")
+    length_penalty: float | None = setting(
+        None, "A beam's score is its log probability over its length to this power; 1 when absent."
+    )
+    early_stopping: Literal["heuristic", "first", "never"] | None = setting(
+        None, "When the beams are good enough: at a guess, as soon as there are enough, or when no better are possible."
+    )
 
 
 @expand
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue, taken as it is.")],
     server: ServerOptions,
+    search: SearchOptions,
     sampling: SamplingOptions,
+    request: RequestOptions,
     n: Annotated[int | None, typer.Option("--n", "-n", help="Answers to the one prompt.")] = None,
     logprobs: Annotated[
         int | None, typer.Option(help="Show the log probability of each token and of this many most likely ones.")
@@ -27,18 +44,62 @@ def generate(
     model: Annotated[str, typer.Option(help="Name of the model; the only one when absent.")] = "",
     timeout: Annotated[float | None, typer.Option(help="Seconds that the request may take.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print each response as a line of JSON.")] = False,
+    usage: Annotated[
+        bool,
+        typer.Option("--usage", help="Say on stderr how many tokens there were, and how many came from the cache."),
+    ] = False,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Say on stderr how much of a long prompt has been computed.")
+    ] = False,
 ) -> None:
     """Continue a text. One answer is streamed; several are printed when all are there."""
     from octavo.client import Client
 
     with talking_to(server.address), Client(server.address) as client:
-        responses = client.generate(prompt, model=model, timeout=timeout, n=n, logprobs=logprobs, **asdict(sampling))
+        responses = client.generate(
+            prompt,
+            model=model,
+            timeout=timeout,
+            n=n,
+            logprobs=logprobs,
+            report_progress=progress,
+            **asdict(request),
+            **asdict(search),
+            **sampling.values(),
+        )
+        if usage:
+            responses = _telling_usage(responses)
         if json:
             _print_json(responses)
         elif n is not None and n > 1:
-            _print_labelled(responses)
+            _print_labelled(_telling_progress(responses))
         else:
-            _print_stream(responses)
+            _print_stream(_telling_progress(responses))
+
+
+def _telling_usage(
+    responses: "Iterable[inference_pb2.GenerateResponse]",
+) -> "Iterator[inference_pb2.GenerateResponse]":
+    """Passes all responses on, and at their end says on stderr how many tokens there were."""
+    spent: common_pb2.Usage | None = None
+    for response in responses:
+        if response.HasField("usage"):
+            spent = response.usage
+        yield response
+    if spent is not None:
+        print(describe_usage(spent), file=sys.stderr)
+
+
+def _telling_progress(
+    responses: "Iterable[inference_pb2.GenerateResponse]",
+) -> "Iterator[inference_pb2.GenerateResponse]":
+    """Says on stderr how much of the prompt has been computed, and passes on what is part of an answer."""
+    for response in responses:
+        if not response.HasField("progress"):
+            yield response
+            continue
+        done = response.progress
+        print(f"prompt: {done.computed_tokens} of {done.prompt_tokens} tokens", file=sys.stderr, flush=True)
 
 
 def _print_json(responses: "Iterable[inference_pb2.GenerateResponse]") -> None:
@@ -66,13 +127,15 @@ def _print_stream(responses: "Iterable[inference_pb2.GenerateResponse]") -> None
 
 def _print_labelled(responses: "Iterable[inference_pb2.GenerateResponse]") -> None:
     texts: dict[int, str] = {}
+    labels: dict[int, str] = {}
     tokens: dict[int, list[tuple[int, common_pb2.TokenLogprobs]]] = {}
     for response in responses:
         index = response.sequence_index
         texts[index] = texts.get(index, "") + response.text
+        labels[index] = f"{index} {response.score:.4f}" if response.HasField("score") else str(index)
         tokens.setdefault(index, []).extend(zip(response.token_ids, response.logprobs, strict=False))
     for index in sorted(texts):
-        print(f"[{index}] {texts[index]}", flush=True)
+        print(f"[{labels[index]}] {texts[index]}", flush=True)
         _print_logprobs(tokens[index])
 
 

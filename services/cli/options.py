@@ -4,12 +4,13 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 import typer
 
 from services.config import (
+    ConfigError,
     ExecutorConfig,
     GatewayConfig,
     KVManagerConfig,
@@ -47,6 +48,54 @@ class SamplingOptions:
     min_p: float | None = setting(None, "Keep tokens at least this many times as likely as the most likely one.")
     stop: list[str] | None = setting(None, "End before this text; may be given several times.")
     seed: int | None = setting(None, "The same seed gives the same tokens.")
+    presence_penalty: float | None = setting(None, "Taken off the logit of each token that the answer holds already.")
+    frequency_penalty: float | None = setting(None, "Taken off a token's logit as often as the answer holds it.")
+    repetition_penalty: float | None = setting(
+        None, "Divides positive logits of tokens in prompt or answer, multiplies negative ones."
+    )
+    logit_bias: list[str] | None = setting(
+        None, "Added to a token's logit, as ID=BIAS such as 42=-100; may be given several times."
+    )
+
+    def __post_init__(self) -> None:
+        self.values()
+
+    def values(self) -> dict[str, Any]:
+        """Sampling parameters by name, None where absent."""
+        biases = [_bias(each) for each in self.logit_bias or ()]
+        return asdict(self) | {"logit_bias": dict(biases) or None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """How a request is scheduled and who may reuse its prompt."""
+
+    priority: int = setting(0, "From -100 to 100; higher goes first where the server schedules by priority.")
+    cache_scope: str | None = setting(
+        None,
+        "Who may reuse the prompt's keys and values: request, app, tenant or shared:NAME; the tenant when absent.",
+    )
+
+    def __post_init__(self) -> None:
+        check_cache_scope(self.cache_scope)
+
+
+def check_cache_scope(scope: str | None) -> None:
+    """Refuses what is no scope.
+
+    Raises:
+        ConfigError: Naming the option.
+    """
+    if scope not in (None, "request", "app", "tenant") and not str(scope).startswith("shared:"):
+        raise ConfigError(f"cache_scope: must be request, app, tenant or shared:NAME, not {scope!r}")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError as error:
+        raise ConfigError(f"logit_bias: not ID=BIAS: {text!r}") from error
 
 
 def expand(function: Callable[..., None]) -> Callable[..., None]:

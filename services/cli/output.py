@@ -1,8 +1,21 @@
-"""Text that appears on stdout as it comes."""
+"""What commands show on the terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.v1 import common_pb2
+
+# Why a prompt's match in the prefix cache ended, by the end of the name in octavo.v1.PrefixMatchEnd.
+_MATCH_ENDS = {
+    "NEVER_SEEN": "the rest is new",
+    "EVICTED": "the rest was evicted",
+    "OTHER_SCOPE": "the rest is cached under another scope",
+    "PARTIAL_BLOCK": "the rest fills no block",
+    "LAST_TOKEN": "all but the last token",
+}
 
 
 @contextmanager
@@ -21,3 +34,18 @@ def streamed_text() -> Iterator[Callable[[str], None]]:
     finally:
         if started:
             write("\n")
+
+
+def describe_usage(usage: "common_pb2.Usage") -> str:
+    """Token counts in a line, with the reason why no more of the prompt came from the cache."""
+    from octavo.v1 import common_pb2
+
+    names = {number: name.removeprefix("PREFIX_MATCH_END_") for name, number in common_pb2.PrefixMatchEnd.items()}
+    reason = _MATCH_ENDS.get(names.get(usage.prefix_match_end, ""))
+    cached = f"{usage.cached_tokens} cached" + (f" ({reason})" if reason else "")
+    return f"{some(usage.prompt_tokens, 'prompt token')}, {cached}; {some(usage.completion_tokens, 'completion token')}"
+
+
+def some(count: int, what: str) -> str:
+    """So many of a thing, in words."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

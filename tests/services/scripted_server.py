@@ -21,12 +21,16 @@ class ScriptedGeneration(inference_pb2_grpc.GenerationServiceServicer):
 
     def __init__(self) -> None:
         self.requests: list[inference_pb2.GenerateRequest] = []
+        self.pin_requests: list[inference_pb2.PinPrefixRequest] = []
+        self.pins: dict[str, inference_pb2.Pin] = {}
+        self.metadata: dict[str, str | bytes] = {}
         self.client_left = threading.Event()
 
     def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[inference_pb2.GenerateResponse]:
         self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata())
         words = last_words(request.prompt).split()
         if "refuse" in words:
             violation = error_details_pb2.BadRequest.FieldViolation(
@@ -46,8 +50,12 @@ class ScriptedGeneration(inference_pb2_grpc.GenerationServiceServicer):
             yield inference_pb2.GenerateResponse(token_ids=[0], text="on")
             self.client_left.wait(30)
             return
+        if request.report_progress:
+            progress = inference_pb2.PrefillProgress(computed_tokens=1, prompt_tokens=len(words))
+            yield inference_pb2.GenerateResponse(progress=progress)
         count = request.sampling.n or 1
         for position, word in enumerate(words):
+            last = position == len(words) - 1
             for index in range(count):
                 yield inference_pb2.GenerateResponse(
                     sequence_index=index,
@@ -59,9 +67,15 @@ class ScriptedGeneration(inference_pb2_grpc.GenerationServiceServicer):
                     ]
                     if request.sampling.HasField("logprobs")
                     else [],
-                    finish_reason=common_pb2.FINISH_REASON_STOP if position == len(words) - 1 else None,
-                    usage=common_pb2.Usage(prompt_tokens=len(words), completion_tokens=len(words) * count)
-                    if (position, index) == (len(words) - 1, count - 1)
+                    finish_reason=common_pb2.FINISH_REASON_STOP if last else None,
+                    score=-0.25 - index if request.sampling.HasField("beam_width") and last else None,
+                    usage=common_pb2.Usage(
+                        prompt_tokens=len(words),
+                        completion_tokens=len(words) * count,
+                        cached_tokens=1,
+                        prefix_match_end=common_pb2.PREFIX_MATCH_END_OTHER_SCOPE,
+                    )
+                    if last and index == count - 1
                     else None,
                 )
 
@@ -78,11 +92,48 @@ class ScriptedGeneration(inference_pb2_grpc.GenerationServiceServicer):
         model = inference_pb2.Model(name="parrot", max_model_len=64, vocab_size=1000, block_size=16, num_blocks=8)
         return inference_pb2.ListModelsResponse(models=[model])
 
+    def PinPrefix(
+        self, request: inference_pb2.PinPrefixRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.PinPrefixResponse:
+        self.pin_requests.append(request)
+        words = last_words(request.prompt).split()
+        if "refuse" in words:
+            violation = error_details_pb2.BadRequest.FieldViolation(field="ttl", description="too long")
+            bad_request = error_details_pb2.BadRequest(field_violations=[violation])
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "too long", bad_request)
+        if "forever" in words:
+            context.add_callback(self.client_left.set)
+            self.client_left.wait(30)
+        pin = inference_pb2.Pin(
+            pin_id=f"pin{len(self.pins)}",
+            pinned_tokens=len(words),
+            pinned_blocks=1,
+            resident=True,
+            remaining=request.ttl,
+        )
+        self.pins[pin.pin_id] = pin
+        return inference_pb2.PinPrefixResponse(pin=pin, usage=common_pb2.Usage(prompt_tokens=len(words)))
+
+    def UnpinPrefix(
+        self, request: inference_pb2.UnpinPrefixRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.UnpinPrefixResponse:
+        if self.pins.pop(request.pin_id, None) is None:
+            refuse(context, grpc.StatusCode.NOT_FOUND, "pin_id: there is no such pin")
+        return inference_pb2.UnpinPrefixResponse()
+
+    def ListPins(
+        self, request: inference_pb2.ListPinsRequest, context: grpc.ServicerContext
+    ) -> inference_pb2.ListPinsResponse:
+        self.metadata = dict(context.invocation_metadata())
+        return inference_pb2.ListPinsResponse(pins=self.pins.values())
+
 
 def last_words(prompt: inference_pb2.Prompt) -> str:
-    """The text, the last message, or the token ids as words."""
+    """The text, the last message or segment, or the token ids as words."""
     if prompt.WhichOneof("content") == "chat":
         return prompt.chat.messages[-1].content
+    if prompt.WhichOneof("content") == "segmented":
+        return prompt.segmented.segments[-1].text
     return prompt.text or " ".join(map(str, prompt.tokens.token_ids))
 
 

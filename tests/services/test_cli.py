@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from services.config import ExecutorConfig, KVManagerConfig
+from octavo.v1 import common_pb2
+from services.cli.durations import format_duration, parse_duration
+from services.config import ConfigError, ExecutorConfig, KVManagerConfig
 from tests.services.scripted_server import SERVICE, ScriptedGeneration, running
 
 OCTAVO = [sys.executable, "-m", "services.cli.app"]
@@ -64,6 +66,7 @@ def complaint(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
 
 def test_help_shows_every_command() -> None:
     commands = ["serve", "gateway", "kvmanager", "executor", "chat", "generate", "models", "health", "fetch", "demo"]
+    commands += ["pin", "unpin", "pins"]
     shown = octavo("--help").stdout
     assert all(f"\n  {command} " in shown for command in commands)
     assert octavo().stdout == shown
@@ -77,7 +80,7 @@ def test_help_shows_defaults_and_environment_variables() -> None:
 
 def test_serve_takes_the_settings_of_all_three() -> None:
     shown = " ".join(octavo("serve", "--help").stdout.split())
-    for flag in ("--kv-memory", "--dtype", "--max-batched-tokens", "--state", "--max-message-bytes", "--executor-port"):
+    for flag in ("--kv-memory", "--dtype", "--max-batched-tokens", "--state", "--shared-namespaces", "--executor-port"):
         assert f"{flag} <" in shown
     assert f"env var: OCTAVO_SERVE_MAX_SEQUENCES; default: {KVManagerConfig.max_sequences}" in shown
 
@@ -102,7 +105,19 @@ def test_version() -> None:
         (["kvmanager", "--executor", "here"], "executor: not a host:port address: 'here'"),
         (["models", "--address", "here"], "address: not a host:port address: 'here'"),
         (["--config", "/no/such/file", "kvmanager"], "/no/such/file: No such file or directory"),
+        (["gateway", "--model", "x", "--shared-namespaces", "docs"], "shared_namespaces: 'docs' is not one NAME="),
         (["generate"], "Missing option '--prompt'"),
+        (["generate", "--prompt", "x", "--cache-scope", "all"], "cache_scope: must be request, app, tenant or shared:"),
+        (["generate", "--prompt", "x", "--logit-bias", "5"], "logit_bias: not ID=BIAS: '5'"),
+        (
+            ["generate", "--prompt", "x", "--early-stopping", "soon"],
+            "'soon' is not one of 'heuristic', 'first', 'never'",
+        ),
+        (["pin", "x"], "Missing option '--ttl'"),
+        (["pin", "--ttl", "1h"], "Missing argument 'prompt'"),
+        (["pin", "x", "--ttl", "soon"], "ttl: not a time such as 90s, 1h30m or 2d: 'soon'"),
+        (["pin", "x", "--ttl", "1h", "--cache-scope", "all"], "cache_scope: must be"),
+        (["unpin"], "Missing argument 'ID'"),
         (["fetch", "gpt-7"], "'gpt-7' cannot be fetched; known names: smollm2"),
     ],
 )
@@ -126,7 +141,7 @@ def test_a_port_in_use(tmp_path: Path, command: str) -> None:
     assert complaint(done, 2) == f"octavo: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
-@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["models"], ["health"], ["chat"]])
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["models"], ["health"], ["chat"], ["pins"]])
 def test_an_unreachable_address(nowhere: str, command: list[str]) -> None:
     done = octavo(*command, "--address", nowhere, stdin="hello\n")
     assert f"cannot reach {nowhere}" in complaint(done, 2)
@@ -188,6 +203,84 @@ def test_generate_sends_what_was_asked_for(address: str, servicer: ScriptedGener
     assert not sampling.HasField("logprobs")
 
 
+def test_generate_sends_how_answers_are_found(address: str, servicer: ScriptedGeneration) -> None:
+    flags = "--n 2 --best-of 3 --beam-width 4 --length-penalty -0.5 --early-stopping never --priority -7"
+    flags += " --cache-scope shared:docs --presence-penalty 0.5 --frequency-penalty -0.5 --repetition-penalty 1.25"
+    flags += " --logit-bias 5=-100 --logit-bias 6=2.5"
+    done = octavo("generate", "--prompt", "x", "--address", address, *flags.split())
+    assert done.returncode == 0, done.stderr
+    (request,) = servicer.requests
+    sampling = request.sampling
+    assert (sampling.n, sampling.best_of, sampling.beam_width, sampling.length_penalty) == (2, 3, 4, -0.5)
+    assert sampling.early_stopping == common_pb2.EARLY_STOPPING_NEVER
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.25)
+    assert dict(sampling.logit_bias) == {5: -100.0, 6: 2.5}
+    assert (request.priority, request.cache_scope.shared) == (-7, "docs")
+
+
+def test_generate_beams_with_their_scores(address: str) -> None:
+    done = octavo("generate", "--prompt", "hey you", "-n", "2", "--beam-width", "4", "--address", address)
+    assert done.stdout.splitlines() == ["[0 -0.2500] hey you ", "[1 -1.2500] hey you "]
+
+
+def test_generate_says_what_it_took(address: str) -> None:
+    done = octavo("generate", "--prompt", "hey you", "--usage", "--progress", "--address", address)
+    assert done.stdout == "hey you \n"
+    assert done.stderr.splitlines() == [
+        "prompt: 1 of 2 tokens",
+        "2 prompt tokens, 1 cached (the rest is cached under another scope); 2 completion tokens",
+    ]
+    done = octavo("generate", "--prompt", "hey", "--usage", "--progress", "--json", "--address", address)
+    assert json.loads(done.stdout.splitlines()[0])["progress"] == {"computed_tokens": 1, "prompt_tokens": 1}
+    assert done.stderr.startswith("1 prompt token, 1 cached")
+
+
+def test_pins(address: str, servicer: ScriptedGeneration) -> None:
+    flags = ["--ttl", "1h30m", "--cache-scope", "app", "--model", "m", "--timeout", "9"]
+    done = octavo("pin", "one two three", *flags, "--address", address)
+    line = "pin0  3 tokens in 1 block, 1h30m left\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
+    (request,) = servicer.pin_requests
+    assert (request.prompt.text, request.ttl.ToSeconds(), request.model) == ("one two three", 5400, "m")
+    assert (request.cache_scope.WhichOneof("scope"), request.timeout.ToSeconds()) == ("app", 9)
+    assert octavo("pins", "--address", address).stdout == line
+    servicer.pins["pin0"].resident = False
+    assert octavo("pins", "--address", address).stdout == line.replace("left", "left, to be computed again")
+    assert octavo("unpin", "pin0", "--address", address).returncode == 0
+    assert octavo("pins", "--address", address).stdout == ""
+    assert complaint(octavo("unpin", "pin0", "--address", address), 1) == (
+        "octavo: NOT_FOUND: pin_id: there is no such pin"
+    )
+
+
+def test_a_pin_refused(address: str) -> None:
+    done = octavo("pin", "refuse", "--ttl", "60", "--address", address)
+    assert complaint(done, 1) == "octavo: INVALID_ARGUMENT: ttl: too long"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "shown"),
+    [
+        ("90", 90, "1m30s"),
+        ("90s", 90, "1m30s"),
+        ("1.5h", 5400, "1h30m"),
+        ("1h30m", 5400, "1h30m"),
+        ("2d", 172_800, "2d"),
+        ("1d2h3m4s", 93_784, "1d2h"),
+        ("0.4s", 0.4, "0s"),
+    ],
+)
+def test_times(text: str, seconds: float, shown: str) -> None:
+    assert parse_duration("ttl", text) == seconds
+    assert format_duration(seconds) == shown
+
+
+@pytest.mark.parametrize("text", ["", "h", "1w", "-1h", "1h 30m", "h1", "1.h", "1e3s", "1h\n"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match="ttl: not a time"):
+        parse_duration("ttl", text)
+
+
 def test_generate_several_answers(address: str) -> None:
     done = octavo("generate", "--prompt", "hey you", "--n", "3", "--address", address)
     assert done.stdout.splitlines() == ["[0] hey you ", "[1] hey you ", "[2] hey you "]
@@ -242,6 +335,15 @@ def test_chat_reads_lines_and_keeps_the_conversation(address: str, servicer: Scr
         ("assistant", "hello you "),
         ("user", "and again"),
     ]
+
+
+def test_chat_sends_what_was_asked_for(address: str, servicer: ScriptedGeneration) -> None:
+    flags = "--priority 5 --cache-scope request --presence-penalty 1 --logit-bias 5=-1 --model m"
+    done = octavo("chat", *flags.split(), "--address", address, stdin="hello\n")
+    assert done.returncode == 0, done.stderr
+    (request,) = servicer.requests
+    assert (request.priority, request.cache_scope.WhichOneof("scope"), request.model) == (5, "request", "m")
+    assert (request.sampling.presence_penalty, dict(request.sampling.logit_bias)) == (1.0, {5: -1.0})
 
 
 def test_chat_refused(address: str) -> None:

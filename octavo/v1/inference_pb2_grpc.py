@@ -76,7 +76,8 @@ class GenerationServiceServicer:
 
         INVALID_ARGUMENT names the field that is wrong (google.rpc.BadRequest), NOT_FOUND an unknown model,
         RESOURCE_EXHAUSTED a full queue (google.rpc.RetryInfo), UNAVAILABLE a missing backend,
-        DEADLINE_EXCEEDED the end of the request's `timeout`.
+        DEADLINE_EXCEEDED the end of the request's `timeout`, PERMISSION_DENIED a shared namespace that the caller's tenant
+        has not joined, UNAUTHENTICATED a caller without an identity where one is asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

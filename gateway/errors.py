@@ -1,5 +1,8 @@
 """What the gateway core raises."""
 
+MAX_MESSAGE_LENGTH = 300
+"""Characters of a message, which may quote what the client sent: errors travel in headers, and those are limited."""
+
 
 class RequestError(Exception):
     """A request that cannot be served as it is.
@@ -10,6 +13,8 @@ class RequestError(Exception):
     """
 
     def __init__(self, field: str, message: str) -> None:
+        if len(message) > MAX_MESSAGE_LENGTH:
+            message = message[: MAX_MESSAGE_LENGTH - 3] + "..."
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message

@@ -166,7 +166,7 @@ class Gateway:
 
     def _check_model(self, model: str) -> None:
         if model not in ("", self.model_name):
-            raise NotFound("model", f"{model!r} is not served here, only {self.model_name!r} is")
+            raise NotFound("model", f"only {self.model_name!r} is served here, not {model!r}")
 
     def _encode(
         self, prompt: Prompt | None, stated: CacheScope, limits: ModelLimits, identity: Identity

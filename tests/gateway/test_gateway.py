@@ -196,7 +196,7 @@ def test_text_with_tokens_that_the_model_lacks(make_gateway: MakeGateway, limits
 
 
 def test_an_unknown_model_is_named(make_gateway: MakeGateway, limits: ModelLimits) -> None:
-    with pytest.raises(NotFound, match=r"'huge'.*'tiny'") as error:
+    with pytest.raises(NotFound, match=r"'tiny'.*'huge'") as error:
         make_gateway().prepare(GenerationRequest(TextPrompt("a"), model="huge"), limits, ANYBODY)
     assert error.value.field == "model"
     with pytest.raises(NotFound):

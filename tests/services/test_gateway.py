@@ -570,6 +570,13 @@ async def test_pins_that_cannot_be(model: Path, arguments: dict[str, Any], field
         assert here.kvmanager.submissions == []
 
 
+async def test_a_refusal_that_quotes_much_still_arrives(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        with pytest.raises(OctavoError, match=r"only .* is served here, not '日日") as caught:
+            await here.ask(model="日" * 100_000)
+        assert (caught.value.status, caught.value.field) == (grpc.StatusCode.NOT_FOUND, "model")
+
+
 async def test_pins_without_a_name_or_of_another_model(model: Path) -> None:
     async with bench(model, one_answer) as here:
         with pytest.raises(OctavoError, match="pin_id: must not be empty") as caught:

@@ -45,7 +45,7 @@ class ChildProcess:
         """Starts nothing yet.
 
         Args:
-            name: Of the service, as the user knows it.
+            name: Of the process, as the user knows it; it begins with its service's.
             command: Program and arguments.
             address: Where it will answer health checks, ``host:port``.
             log: Gets each line that it prints.
@@ -177,7 +177,7 @@ def _environment(name: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH")))),
         "PYTHONSAFEPATH": "1",
     }
-    if name == "executor":
+    if name.startswith("executor"):
         # OpenMP must not spin: with other processes on the same cores it costs up to 30 times.
         environment |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
     return environment

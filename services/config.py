@@ -5,6 +5,7 @@ A setting comes from the first of these that gives it: command-line flag, enviro
 TOML file, the default written here. The command line derives its options from the data classes below.
 """
 
+import math
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -20,11 +21,14 @@ else:
 from executor.errors import SettingsError
 from executor.memory_budget import parse_budget
 from gateway.scope import NAME_RULE, is_name
+from kvmanager.accounts import Quota
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackend = Literal["reference"]
+Policy = Literal["fcfs", "priority", "fair", "deadline"]
+Preemption = Literal["auto", "swap", "recompute"]
 
 MAX_PORT = 65535
 MIN_MESSAGE_BYTES = 1024
@@ -120,7 +124,20 @@ class KVManagerConfig(ServiceConfig):
     """The scheduler and the block tables."""
 
     port: int = setting(50052, "Port to listen on.", minimum=0, maximum=MAX_PORT)
-    executor: str = setting("127.0.0.1:50053", "Address of the executor.")
+    executors: str = setting(
+        "127.0.0.1:50053", "Addresses of the executors, with commas between; a name may stand for several."
+    )
+    policy: Policy = setting(
+        "fcfs", "Who goes first: by arrival, by priority, the tenant served least, or by deadline."
+    )
+    preemption: Preemption = setting(
+        "auto", "What becomes of the blocks of a request that has to give way; auto takes the cheaper one."
+    )
+    tenants: str | None = setting(
+        None,
+        "What tenants and shared namespaces may have of each executor's blocks, and their weights, such as"
+        " 'acme:reserved=100,max=500,weight=2;shared:docs:max=50'.",
+    )
     max_batched_tokens: int = setting(512, "Token budget of one step, decodes and prefill together.", minimum=1)
     max_sequences: int = setting(256, "Most sequences that run at once.", minimum=1)
     max_waiting_requests: int = setting(1024, "Most requests that wait; more are refused.", minimum=0)
@@ -129,9 +146,32 @@ class KVManagerConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_address("executor", self.executor)
+        self.executor_addresses()
+        self.quotas()
         if self.state != "embedded" and not self.state.startswith(("redis://", "rediss://", "unix://")):
             raise ConfigError(f"state: neither 'embedded' nor a redis:// URL: {self.state!r}")
+
+    def executor_addresses(self) -> list[str]:
+        """``host:port`` of each executor."""
+        addresses = [address.strip() for address in self.executors.split(",")]
+        for address in addresses:
+            check_address("executors", address)
+        return addresses
+
+    def quotas(self) -> dict[str, Quota]:
+        """What each tenant may have, by tenant, or by shared namespace as ``shared:NAME``."""
+        quotas: dict[str, Quota] = {}
+        for entry in (self.tenants or "").split(";"):
+            if entry.strip():
+                owner, _, settings = entry.strip().rpartition(":")
+                if not is_name(owner.removeprefix("shared:")):
+                    raise ConfigError(
+                        f"tenants: {entry!r} is not TENANT:SETTING=NUMBER,SETTING=NUMBER; names are {NAME_RULE}"
+                    )
+                if owner in quotas:
+                    raise ConfigError(f"tenants: {owner} is there twice")
+                quotas[owner] = _parse_quota(owner, settings)
+        return quotas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +219,29 @@ class ExecutorConfig(ServiceConfig):
         except SettingsError as error:
             message = f"{name}: neither an amount like 512MiB nor a share like 40%: {text!r}"
             raise ConfigError(message) from error
+
+
+_QUOTA_SETTINGS = {"reserved": "reserved_blocks", "max": "max_blocks", "weight": "weight"}
+
+
+def _parse_quota(owner: str, settings: str) -> Quota:
+    """Reads ``reserved=100,max=500,weight=2``."""
+    values: dict[str, Any] = {}
+    for part in settings.split(","):
+        name, _, text = (each.strip() for each in part.partition("="))
+        if name not in _QUOTA_SETTINGS or _QUOTA_SETTINGS[name] in values:
+            raise ConfigError(f"tenants: {owner}: {part!r} is not one of reserved, max and weight, each once at most")
+        try:
+            values[_QUOTA_SETTINGS[name]] = float(text) if name == "weight" else int(text)
+        except ValueError:
+            kind = "a number" if name == "weight" else "a whole number of blocks"
+            raise ConfigError(f"tenants: {owner}: {name} must be {kind}, not {text!r}") from None
+    if not math.isfinite(values.get("weight", 1.0)):
+        raise ConfigError(f"tenants: {owner}: weight must be a number above 0")
+    try:
+        return Quota(**values)
+    except ValueError as error:
+        raise ConfigError(f"tenants: {owner}: {error}") from error
 
 
 def model_name_of(path: str) -> str:

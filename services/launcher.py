@@ -1,4 +1,4 @@
-"""Runs gateway, KV manager and executor as child processes of one: starts, watches, restarts and stops them."""
+"""Runs gateway, KV manager and executors as child processes of one: starts, watches, restarts and stops them."""
 
 import asyncio
 import signal
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from services.child_process import ChildProcess, DiedEarlyError
 from services.config import (
+    MAX_PORT,
     ConfigError,
     ExecutorConfig,
     GatewayConfig,
@@ -58,14 +59,19 @@ class StackError(Exception):
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where each of the three listens, ``host:port``."""
+    """Where each process listens, ``host:port``."""
 
     gateway: str
     kvmanager: str
-    executor: str
+    executors: tuple[str, ...]
+
+    def by_name(self) -> dict[str, str]:
+        """By the process's name."""
+        executors = zip(_executor_names(len(self.executors)), self.executors, strict=True)
+        return {"gateway": self.gateway, "kvmanager": self.kvmanager, **dict(executors)}
 
 
-# The command line of one of SERVICES, given where all three listen.
+# The command line of one process, given its name and where all listen.
 CommandBuilder = Callable[[str, Addresses], Sequence[str]]
 
 
@@ -81,18 +87,28 @@ def octavo_command(settings: Mapping[str, Any], config_file: Path | None = None)
         start += ["--config", str(config_file.absolute())]
 
     def build(name: str, addresses: Addresses) -> list[str]:
-        host, _, port = getattr(addresses, name).rpartition(":")
+        host, _, port = addresses.by_name()[name].rpartition(":")
         values = {key: value for key, value in settings.items() if value is not None}
-        values |= {"kvmanager": addresses.kvmanager, "executor": addresses.executor}
+        values |= {"kvmanager": addresses.kvmanager, "executors": ",".join(addresses.executors)}
         values |= {"host": host.strip("[]"), "port": port}
-        known = {each.name for each in fields(_CONFIGS[name])}
-        return [*start, name, *(_flag(key, value) for key, value in values.items() if key in known)]
+        service = service_of(name)
+        known = {each.name for each in fields(_CONFIGS[service])}
+        return [*start, service, *(_flag(key, value) for key, value in values.items() if key in known)]
 
     return build
 
 
+def service_of(name: str) -> str:
+    """Which of SERVICES the process of this name is."""
+    return name.partition("-")[0]
+
+
+def _executor_names(count: int) -> list[str]:
+    return ["executor"] if count == 1 else [f"executor-{number}" for number in range(1, count + 1)]
+
+
 class Stack:
-    """The three processes. Belongs to the event loop that starts it."""
+    """A gateway, a KV manager, and one or more executors. Belongs to the event loop that starts it."""
 
     def __init__(
         self,
@@ -102,6 +118,7 @@ class Stack:
         port: int = GatewayConfig.port,
         kvmanager_port: int = 0,
         executor_port: int = 0,
+        num_executors: int = 1,
         drain_seconds: float = GatewayConfig.drain_seconds,
         log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
@@ -109,32 +126,39 @@ class Stack:
 
         Args:
             command: What to run for each process.
-            host: Where the gateway listens; the other two stay on loopback.
+            host: Where the gateway listens; the others stay on loopback.
             port: The gateway's port; 0 takes a free one, here and below.
             kvmanager_port: The KV manager's port.
-            executor_port: The executor's port.
+            executor_port: The first executor's port; each further one has the next.
+            num_executors: How many executors, replicas of one model.
             drain_seconds: What the children were told; one that takes longer to stop is killed.
             log: Gets each line that a child prints, and what the launcher itself has to say.
+
+        Raises:
+            ConfigError: There are not so many ports from executor_port on.
         """
+        if executor_port + num_executors - 1 > MAX_PORT:
+            raise ConfigError(f"executor_port: from {executor_port} on there are no {num_executors} ports")
         self._command = command
         self._places = {
             "gateway": (host, port),
             "kvmanager": (ServiceConfig.host, kvmanager_port),
-            "executor": (ServiceConfig.host, executor_port),
         }
+        for number, name in enumerate(_executor_names(num_executors)):
+            self._places[name] = (ServiceConfig.host, executor_port + number if executor_port else 0)
         self._drain_seconds = drain_seconds
         self._log = log
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
-        self.addresses = Addresses("", "", "")
+        self.addresses = Addresses("", "", ("",) * num_executors)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children that run, by service."""
+        """Process ids of the children that run, by name: several executors are executor-1, executor-2 and so on."""
         return {name: child.pid for name, child in self._children.items() if child.running}
 
     async def start(self) -> None:
-        """Starts all three and returns when each one serves.
+        """Starts all and returns when each one serves.
 
         Raises:
             ConfigError: A port is in use; nothing was started.
@@ -162,17 +186,18 @@ class Stack:
         await _first_failure(self._watchers)
 
     async def stop(self) -> None:
-        """Stops the gateway, then the KV manager, then the executor; each has its drain time to finish what it has."""
+        """Stops the gateway, then the KV manager, then the executors; each has its drain time to finish what it has."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self._watchers.clear()
-        for name in SERVICES:
-            if name in self._children:
-                await self._children[name].stop(self._drain_seconds + _STOP_MARGIN_SECONDS)
+        patience = self._drain_seconds + _STOP_MARGIN_SECONDS
+        for service in SERVICES:
+            children = [child for name, child in self._children.items() if service_of(name) == service]
+            await asyncio.gather(*(child.stop(patience) for child in children))
 
     def kill(self) -> None:
-        """Kills all three at once."""
+        """Kills all at once."""
         for child in self._children.values():
             child.kill()
 
@@ -196,22 +221,23 @@ class Stack:
         finally:
             for each in held:
                 each.close()
-        self.addresses = Addresses(**chosen)
+        gateway, kvmanager, *executors = chosen.values()
+        self.addresses = Addresses(gateway, kvmanager, tuple(executors))
 
     def _port_was_taken(self, name: str) -> bool:
         host, port = self._places[name]
         if port != 0:
             return False
         try:
-            check_free(host, int(getattr(self.addresses, name).rpartition(":")[2]))
+            check_free(host, int(self.addresses.by_name()[name].rpartition(":")[2]))
         except ConfigError:
             return True
         return False
 
     async def _start_once(self) -> None:
         self._children = {
-            name: ChildProcess(name, self._command(name, self.addresses), getattr(self.addresses, name), self._log)
-            for name in SERVICES
+            name: ChildProcess(name, self._command(name, self.addresses), address, self._log)
+            for name, address in self.addresses.by_name().items()
         }
         await asyncio.gather(*(child.start() for child in self._children.values()))
         await _first_failure([asyncio.create_task(self._until_ready(child)) for child in self._children.values()])

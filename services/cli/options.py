@@ -21,7 +21,7 @@ from services.config import (
 )
 
 # What the launcher decides for the three processes itself: where each listens and finds the next.
-_PLACES = {"host", "port", "kvmanager", "executor"}
+_PLACES = {"host", "port", "kvmanager", "executors"}
 _COMMON = {each.name for each in fields(ServiceConfig)} - _PLACES
 
 

@@ -56,11 +56,15 @@ def serve(
         int, typer.Option(min=0, max=MAX_PORT, help="Port of the KV manager; 0 takes a free one.")
     ] = 0,
     executor_port: Annotated[
-        int, typer.Option(min=0, max=MAX_PORT, help="Port of the executor; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=MAX_PORT, help="Port of the first executor, others follow; 0 takes free ones."),
     ] = 0,
+    num_executors: Annotated[
+        int, typer.Option(min=1, help="Executors, each with the whole model and key/value memory of its own.")
+    ] = 1,
     **settings: Any,
 ) -> None:
-    """Run all three as supervised processes on this machine.
+    """Run gateway, KV manager and executors as supervised processes on this machine.
 
     Ctrl-C stops them all. Each process also reads its own settings (OCTAVO_EXECUTOR_..., [executor] in the TOML file).
     """
@@ -86,6 +90,7 @@ def serve(
         port=settings["port"],
         kvmanager_port=kvmanager_port,
         executor_port=executor_port,
+        num_executors=num_executors,
         drain_seconds=settings["drain_seconds"],
         log=console.print,
     )

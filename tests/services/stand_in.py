@@ -25,11 +25,11 @@ from services.launcher import Addresses, CommandBuilder, Stack, StackError, serv
 
 
 def command(journal: Path, behaviour: str = "") -> CommandBuilder:
-    """Command lines of three stand-ins that share a journal."""
+    """Command lines of stand-ins that share a journal."""
 
     def build(name: str, addresses: Addresses) -> Sequence[str]:
         what = behaviour.removeprefix(f"{name}:") if behaviour.startswith(f"{name}:") else ""
-        return [sys.executable, __file__, "child", name, getattr(addresses, name), str(journal), what]
+        return [sys.executable, __file__, "child", name, addresses.by_name()[name], str(journal), what]
 
     return build
 

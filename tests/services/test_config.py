@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor.memory_budget import parse_budget
+from kvmanager.accounts import Quota
 from services.config import ConfigError, ExecutorConfig, GatewayConfig, KVManagerConfig, read_toml
 
 COMMANDS = {"executor": {"kv_memory", "threads"}, "gateway": {"port"}}
@@ -28,9 +30,9 @@ main()
 SHOW_CHILDREN = """
 import json
 from services import launcher
-addresses = launcher.Addresses("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+addresses = launcher.Addresses("127.0.0.1:1", "127.0.0.1:2", ("127.0.0.1:3",))
 launcher.serve_until_stopped = lambda stack, name, console: print(
-    json.dumps({service: stack._command(service, addresses) for service in launcher.SERVICES})
+    json.dumps({name: stack._command(name, addresses) for name in addresses.by_name()})
 )
 from services.cli.app import main
 main()
@@ -156,8 +158,11 @@ def test_bad_kv_memory(text: str) -> None:
         ("port", -1),
         ("port", 65536),
         ("drain_seconds", -1.0),
-        ("executor", "localhost"),
-        ("executor", "localhost:0"),
+        ("executors", "localhost"),
+        ("executors", "localhost:0"),
+        ("executors", "localhost:1,"),
+        ("policy", "lifo"),
+        ("preemption", "kill"),
         ("max_batched_tokens", 0),
         ("state", "postgres://x"),
         ("log_level", "loud"),
@@ -166,6 +171,50 @@ def test_bad_kv_memory(text: str) -> None:
 def test_a_value_out_of_its_limits_names_the_setting(setting: str, value: object) -> None:
     with pytest.raises(ConfigError, match=setting):
         KVManagerConfig(**{setting: value})
+
+
+def test_several_executors() -> None:
+    config = KVManagerConfig(executors="a:1, [::1]:2,c.d:3")
+    assert config.executor_addresses() == ["a:1", "[::1]:2", "c.d:3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "quotas"),
+    [
+        (None, {}),
+        ("", {}),
+        ("acme:max=5", {"acme": Quota(max_blocks=5)}),
+        (
+            "acme:reserved=100,max=500,weight=2; beta:weight=0.5 ;shared:docs:reserved=3",
+            {"acme": Quota(100, 500, 2), "beta": Quota(weight=0.5), "shared:docs": Quota(3)},
+        ),
+    ],
+)
+def test_quotas_of_tenants(text: str | None, quotas: dict[str, Quota]) -> None:
+    assert KVManagerConfig(tenants=text).quotas() == quotas
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("acme", "'acme' is not TENANT:SETTING=NUMBER"),
+        ("ac me:max=5", "'ac me:max=5' is not TENANT:SETTING=NUMBER"),
+        ("acme:", "acme: '' is not one of reserved, max and weight"),
+        ("acme:limit=5", "acme: 'limit=5' is not one of reserved, max and weight"),
+        ("acme:max=5,max=6", "acme: 'max=6' is not one of reserved, max and weight, each once"),
+        ("acme:max=5.5", "acme: max must be a whole number of blocks, not '5.5'"),
+        ("acme:max", "acme: max must be a whole number of blocks, not ''"),
+        ("acme:weight=much", "acme: weight must be a number, not 'much'"),
+        ("acme:weight=inf", "acme: weight must be a number above 0"),
+        ("acme:weight=0", "acme: weight is 0.0; it must be above 0"),
+        ("acme:reserved=-1", "acme: reserved_blocks and max_blocks must not be negative"),
+        ("acme:reserved=9,max=5", "acme: reserved_blocks is 9, above max_blocks, 5"),
+        ("acme:max=5;acme:max=5", "acme is there twice"),
+    ],
+)
+def test_a_quota_that_cannot_be_read_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"tenants: {re.escape(message)}"):
+        KVManagerConfig(tenants=text)
 
 
 @pytest.mark.parametrize(

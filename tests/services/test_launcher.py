@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from services.config import ConfigError, ExecutorConfig
 from services.launcher import SERVICES, Addresses, Stack, StackError, octavo_command
+from services.ports import check_free
+from tests.ports import free_port
 from tests.services import stand_in
 
 REPOSITORY = Path(__file__).parents[2]
@@ -81,14 +84,23 @@ def events(journal: Path) -> list[str]:
     return journal.read_text().splitlines() if journal.exists() else []
 
 
+def first_of_free_ports(count: int) -> int:
+    """The first of so many in a row."""
+    while True:
+        first = free_port()
+        with suppress(ConfigError):
+            for number in range(count):
+                check_free("127.0.0.1", first + number)
+            return first
+
+
 async def test_all_three_serve_and_stop_in_order(journal: Path) -> None:
     said: list[str] = []
     async with Stack(stand_in.command(journal), port=0, log=said.append) as stack:
         pids = stack.pids
         assert set(pids) == set(SERVICES)
         assert sorted(events(journal)) == ["executor serves", "gateway serves", "kvmanager serves"]
-        ports = {getattr(stack.addresses, name) for name in SERVICES}
-        assert len(ports) == 3
+        assert len(set(stack.addresses.by_name().values())) == 3
         assert any(line.startswith(f"gateway serves on {stack.addresses.gateway}") for line in said)
     assert events(journal)[3:] == ["gateway stops", "kvmanager stops", "executor stops"]
     assert not any(alive(pid) for pid in pids.values())
@@ -105,6 +117,38 @@ async def test_a_killed_child_comes_back_at_the_same_address(journal: Path) -> N
         assert stack.pids["kvmanager"] != before["kvmanager"]
         assert stack.pids["gateway"] == before["gateway"]
         assert "kvmanager died (killed by SIGKILL); it is started again" in said
+
+
+async def test_several_executors(journal: Path) -> None:
+    """Each has its own port, dies and comes back alone; they are stopped together, after those that use them."""
+    executors = ["executor-1", "executor-2", "executor-3"]
+    said: list[str] = []
+    async with Stack(stand_in.command(journal), port=0, num_executors=3, log=said.append) as stack:
+        before, addresses = stack.pids, stack.addresses
+        assert set(before) == {"gateway", "kvmanager", *executors}
+        assert len(set(addresses.by_name().values())) == 5
+        os.kill(before["executor-2"], signal.SIGKILL)
+        await async_until(lambda: events(journal).count("executor-2 serves") == 2)
+        assert stack.addresses == addresses
+        changed = {name for name, pid in stack.pids.items() if pid != before[name]}
+        assert changed == {"executor-2"}
+        assert "executor-2 died (killed by SIGKILL); it is started again" in said
+    stops = [event.removesuffix(" stops") for event in events(journal) if event.endswith("stops")]
+    assert stops[:2] == ["gateway", "kvmanager"]
+    assert sorted(stops[2:]) == executors
+
+
+async def test_executors_take_one_port_after_the_other(journal: Path) -> None:
+    first = first_of_free_ports(3)
+    async with Stack(
+        stand_in.command(journal), port=0, executor_port=first, num_executors=3, log=lambda line: None
+    ) as stack:
+        assert stack.addresses.executors == tuple(f"127.0.0.1:{first + number}" for number in range(3))
+
+
+def test_there_must_be_a_port_for_each_executor(journal: Path) -> None:
+    with pytest.raises(ConfigError, match="executor_port: from 65534 on there are no 3 ports"):
+        Stack(stand_in.command(journal), executor_port=65534, num_executors=3)
 
 
 async def test_a_child_that_dies_again_and_again_is_given_up(journal: Path) -> None:
@@ -174,12 +218,12 @@ async def test_a_free_port_that_somebody_else_takes_is_chosen_again(journal: Pat
     def steal_once(name: str, addresses: Addresses) -> list[str]:
         stolen = not thieves and name == "executor"
         if stolen:
-            thieves.append(socket.create_server(("127.0.0.1", int(addresses.executor.rpartition(":")[2]))))
+            thieves.append(socket.create_server(("127.0.0.1", int(addresses.executors[0].rpartition(":")[2]))))
         return [*stand_in.command(journal, "executor:crashes" if stolen else "")(name, addresses)]
 
     try:
         async with Stack(steal_once, port=0, log=lambda line: None) as stack:
-            assert stack.addresses.executor != f"127.0.0.1:{thieves[0].getsockname()[1]}"
+            assert stack.addresses.executors != (f"127.0.0.1:{thieves[0].getsockname()[1]}",)
             assert set(stack.pids) == set(SERVICES)
     finally:
         thieves[0].close()
@@ -234,15 +278,15 @@ def test_the_parent_passes_on_why_a_child_cannot_start(parents: list[subprocess.
 def test_children_get_the_settings_that_they_know(tmp_path: Path) -> None:
     settings = {"model": "/models/x", "kv_memory": "1GiB", "max_sequences": 8, "prefix_caching": False, "threads": None}
     build = octavo_command(settings, tmp_path / "octavo.toml")
-    addresses = Addresses("127.0.0.1:1", "127.0.0.1:2", "[::1]:3")
-    executor, kvmanager = build("executor", addresses), build("kvmanager", addresses)
+    addresses = Addresses("127.0.0.1:1", "127.0.0.1:2", ("127.0.0.1:4", "[::1]:3"))
+    executor, kvmanager = build("executor-2", addresses), build("kvmanager", addresses)
     assert executor[executor.index("executor") + 1 :] == [
         "--model=/models/x",
         "--kv-memory=1GiB",
         "--host=::1",
         "--port=3",
     ]
-    assert {"--max-sequences=8", "--no-prefix-caching", "--executor=[::1]:3", "--port=2"} <= set(kvmanager)
+    assert {"--max-sequences=8", "--no-prefix-caching", "--executors=127.0.0.1:4,[::1]:3", "--port=2"} <= set(kvmanager)
     assert not any("kv-memory" in argument for argument in kvmanager)
     assert executor[executor.index("--config") + 1] == str(tmp_path / "octavo.toml")
-    assert ExecutorConfig(model="x", host="::1", port=3).address == addresses.executor
+    assert ExecutorConfig(model="x", host="::1", port=3).address == addresses.executors[1]

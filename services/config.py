@@ -96,7 +96,7 @@ class GatewayConfig(ServiceConfig):
         " trusted; all callers are one tenant when off.",
     )
     shared_namespaces: str | None = setting(
-        None, "Which tenants joined which shared cache namespaces, such as 'docs=acme,beta law=acme'."
+        None, "Which tenants joined which shared cache namespaces, such as 'docs=acme,beta;law=acme'."
     )
 
     def __post_init__(self) -> None:
@@ -108,8 +108,10 @@ class GatewayConfig(ServiceConfig):
     def namespace_members(self) -> dict[str, frozenset[str]]:
         """The tenants that joined each shared namespace."""
         members: dict[str, frozenset[str]] = {}
-        for entry in (self.shared_namespaces or "").split():
-            namespace, _, tenants = entry.partition("=")
+        for entry in (self.shared_namespaces or "").split(";"):
+            if not entry.strip():
+                continue
+            namespace, _, tenants = entry.strip().partition("=")
             if namespace in members or not all(is_name(name) for name in (namespace, *tenants.split(","))):
                 raise ConfigError(
                     f"shared_namespaces: {entry!r} is not one NAME=TENANT,TENANT for each namespace;"

@@ -102,7 +102,7 @@ def test_version() -> None:
         (["executor", "--model", "x", "--kv-memory", "lots"], "kv_memory: neither an amount"),
         (["kvmanager", "--port", "many"], "Invalid value for '--port'"),
         (["kvmanager", "--port", "70000"], "port: must be at most 65535"),
-        (["kvmanager", "--executor", "here"], "executor: not a host:port address: 'here'"),
+        (["kvmanager", "--executors", "here"], "executors: not a host:port address: 'here'"),
         (["models", "--address", "here"], "address: not a host:port address: 'here'"),
         (["--config", "/no/such/file", "kvmanager"], "/no/such/file: No such file or directory"),
         (["gateway", "--model", "x", "--shared-namespaces", "docs"], "shared_namespaces: 'docs' is not one NAME="),

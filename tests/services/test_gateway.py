@@ -254,7 +254,7 @@ async def test_without_a_clear_identity_nothing_is_done(
 
 
 async def test_only_who_joined_a_namespace_shares_in_it(model: Path) -> None:
-    async with bench(model, one_answer, trusted_identity=True, shared_namespaces="docs=acme,beta law=acme") as here:
+    async with bench(model, one_answer, trusted_identity=True, shared_namespaces="docs=acme,beta; law=acme;") as here:
         acme = await spans_of(here, [("octavo-tenant", "acme")], "docs")
         beta = await spans_of(here, [("octavo-tenant", "beta")], "docs")
         assert acme.spans == beta.spans
@@ -266,7 +266,9 @@ async def test_only_who_joined_a_namespace_shares_in_it(model: Path) -> None:
             assert (caught.value.field, caught.value.reason) == ("cache_scope.shared", "NAMESPACE_NOT_JOINED")
 
 
-@pytest.mark.parametrize("text", ["docs", "docs=", "=acme", "docs=acme,", "docs=a b=", "do:cs=acme", "d=acme d=beta"])
+@pytest.mark.parametrize(
+    "text", ["docs", "docs=", "=acme", "docs=acme,", "docs=a;b=", "do:cs=acme", "docs=a b=c", "d=acme;d=beta"]
+)
 def test_namespaces_that_are_not_written_so(text: str) -> None:
     with pytest.raises(ConfigError, match=r"shared_namespaces: .*NAME=TENANT,TENANT"):
         GatewayConfig(model="m", shared_namespaces=text)

@@ -17,11 +17,14 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from benchmarks.candidate_model import SIMILARITY, CandidateModel
+from benchmarks.candidate_model import LONG_ANSWERS, SHORT_ANSWERS, BeamProfile, CandidateModel
 from kvmanager.beam_search import BeamSearch, Continuation
 from kvmanager.spec import BeamParams
 
 Candidates = tuple[list[int], list[float]]
+
+LONG = 250
+"""Searches of so many tokens are compared with the stand-in for long answers."""
 
 # fmt: off
 PROMPTS = (
@@ -54,8 +57,8 @@ class NextTokens(Protocol):
 class StandIn:
     """`benchmarks.candidate_model`."""
 
-    def __init__(self, seed: int, similarity: float) -> None:
-        self._model = CandidateModel(seed, similarity)
+    def __init__(self, profile: BeamProfile, seed: int) -> None:
+        self._model = CandidateModel(profile, seed)
 
     def first(self, count: int) -> Candidates:
         return self._model.draw(None, count)
@@ -152,17 +155,17 @@ def main(
     model: Annotated[Path, typer.Option(exists=True, help="Model folder or GGUF file.")],
     tokens: Annotated[int, typer.Option(min=2, help="Length of each search.")] = 100,
     prompts: Annotated[int, typer.Option(min=1, max=len(PROMPTS), help="Prompts to search from.")] = len(PROMPTS),
-    similarity: Annotated[float, typer.Option(min=0, max=1, help="Of the stand-in.")] = SIMILARITY,
 ) -> None:
     """Compare the beams of a model with those of its stand-in."""
     real = RealModel(model)
+    profile = LONG_ANSWERS if tokens >= LONG else SHORT_ANSWERS
     summary: dict[str, object] = {}
     for width in (2, 4, 6):
         measured, stand_in = Statistics(), Statistics()
         for prompt in PROMPTS[:prompts]:
             measured.search(real.start(prompt), width, tokens)
-        for seed in range(100):
-            stand_in.search(StandIn(seed, similarity), width, tokens)
+        for seed in range(24):
+            stand_in.search(StandIn(profile, seed), width, tokens)
         for name, statistics in (("model", measured), ("stand_in", stand_in)):
             line = statistics.line()
             print(json.dumps({"beams": width, "source": name, **line}), flush=True)

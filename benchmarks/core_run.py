@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 
-from benchmarks.candidate_model import SIMILARITY, CandidateModel
+from benchmarks.candidate_model import SHORT_ANSWERS, BeamProfile, CandidateModel
 from benchmarks.instant_executor import VOCAB_SIZE, InstantExecutor
 from benchmarks.workloads import MAX_MODEL_LEN, RequestLengths, random_prompt
 from kvmanager.capacity import Capacity
@@ -23,6 +23,7 @@ class CoreRun:
     Args:
         n: parallel samples of each request.
         beam_width: above 0: beam search instead.
+        profile: of its beams.
     """
 
     def __init__(
@@ -35,13 +36,13 @@ class CoreRun:
         max_sequences: int = 256,
         n: int = 1,
         beam_width: int = 0,
-        similarity: float = SIMILARITY,
+        profile: BeamProfile = SHORT_ANSWERS,
     ) -> None:
         requests = list(requests)
         limits = Limits(MAX_MODEL_LEN, max_sequences, max_waiting_requests=len(requests))
         self.manager = KVManager(limits)
         self.manager.attach_executor(_EXECUTOR, Capacity(num_blocks, block_size, MAX_MODEL_LEN), now=0.0)
-        self._executor = InstantExecutor(seed, CandidateModel(seed, similarity))
+        self._executor = InstantExecutor(seed, CandidateModel(profile, seed))
         rng = random.Random(f"prompts {seed}")
         for number, lengths in enumerate(requests):
             spec = RequestSpec(

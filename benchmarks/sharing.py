@@ -11,11 +11,12 @@ Prints a JSON line for each case with the paper's range for 2 to 6 sequences; th
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from benchmarks.candidate_model import SIMILARITY
+from benchmarks.candidate_model import LONG_ANSWERS, SHORT_ANSWERS, BeamProfile
 from benchmarks.core_run import CoreRun
 from benchmarks.workloads import ALPACA, MAX_MODEL_LEN, SHAREGPT, RequestLengths
 
@@ -27,12 +28,13 @@ PAPER_RANGES = {
 }
 """Section 6.3, from 2 to 6 sequences."""
 
+PROFILES = {ALPACA: SHORT_ANSWERS, SHAREGPT: LONG_ANSWERS}
 WIDTHS = (2, 4, 6)
 CONCURRENT_REQUESTS = 16
 
 
 def saved(
-    method: str, width: int, lengths: list[RequestLengths], block_size: int, seed: int, similarity: float
+    method: str, width: int, lengths: list[RequestLengths], block_size: int, seed: int, profile: BeamProfile
 ) -> float:
     """The share of block-table entries that needed no block of their own."""
     blocks_per_request = width * -(-MAX_MODEL_LEN // block_size)
@@ -44,7 +46,7 @@ def saved(
         max_sequences=CONCURRENT_REQUESTS * width,
         n=width if method == "parallel" else 1,
         beam_width=width if method == "beam" else 0,
-        similarity=similarity,
+        profile=profile,
     )
     for _ in run.steps():
         pass
@@ -56,15 +58,19 @@ def main(
     requests: Annotated[int, typer.Option(min=1, help="Requests of each case.")] = 200,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 16,
     seed: Annotated[int, typer.Option(help="Decides lengths and tokens.")] = 0,
-    similarity: Annotated[float, typer.Option(min=0, max=1, help="Of the beams of one search.")] = SIMILARITY,
+    similarity: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Of the beams of one search, instead of the measured one.")
+    ] = None,
 ) -> None:
     """Measure how much memory sequences of one request share."""
     summary: dict[str, float] = {}
-    for workload in (ALPACA, SHAREGPT):
+    for workload, profile in PROFILES.items():
+        if similarity is not None:
+            profile = replace(profile, similarity=similarity)
         lengths = workload.draw(requests, seed)
         for method in ("parallel", "beam"):
             for width in WIDTHS:
-                share = round(saved(method, width, lengths, block_size, seed, similarity), 4)
+                share = round(saved(method, width, lengths, block_size, seed, profile), 4)
                 case = {"workload": workload.name, "method": method, "sequences": width, "saved": share}
                 paper = PAPER_RANGES[workload.name, method]
                 print(json.dumps({**case, "paper_2_to_6": paper}), flush=True)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from benchmarks import memory_waste, sharing
-from benchmarks.candidate_model import SIMILARITY
+from benchmarks.candidate_model import SHORT_ANSWERS
 from benchmarks.core_run import CoreRun
 from benchmarks.workloads import ALPACA, RequestLengths
 
@@ -33,7 +33,7 @@ def test_every_request_is_served(seed: int, sequences: dict[str, int]) -> None:
 
 def test_the_seed_decides_everything(seed: int) -> None:
     lengths = ALPACA.draw(20, seed)
-    first, second = (sharing.saved("beam", 4, lengths, 16, seed, SIMILARITY) for _ in range(2))
+    first, second = (sharing.saved("beam", 4, lengths, 16, seed, SHORT_ANSWERS) for _ in range(2))
     assert first == second
 
 
@@ -50,12 +50,12 @@ def test_blocks_waste_little_and_reservations_much(seed: int, capsys: pytest.Cap
 
 def test_samples_share_the_full_blocks_of_their_prompt(seed: int) -> None:
     # Ten blocks of prompt; the output grows from none to ten blocks, five on average.
-    share = sharing.saved("parallel", 2, [RequestLengths(160, 160)] * 20, 16, seed, SIMILARITY)
+    share = sharing.saved("parallel", 2, [RequestLengths(160, 160)] * 20, 16, seed, SHORT_ANSWERS)
     assert share == pytest.approx(10 / 31, abs=0.03)
 
 
 def test_more_sequences_save_more_and_beams_most(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    sharing.main(requests=12, block_size=16, seed=seed, similarity=SIMILARITY)
+    sharing.main(requests=12, block_size=16, seed=seed, similarity=None)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     for workload in ("alpaca", "sharegpt"):
         for method in ("parallel", "beam"):

@@ -102,6 +102,11 @@ class Accounts:
         limit = account.quota.max_blocks
         return min(most, limit - account.num_pinned) if limit else most
 
+    def limit(self, owner: str) -> int | None:
+        """Most blocks that can ever be charged to the owner beside its pins; None without a limit."""
+        account = self[owner]
+        return account.quota.max_blocks - account.num_pinned if account.quota.max_blocks else None
+
     def furthest_above_share(self) -> Account:
         """Who gives up a cached block first: the owner that has the most blocks above its share.
 

@@ -239,11 +239,8 @@ class KVManager:
         rooms: dict[Replica, int] = {}
         refusal: InvalidRequest | None = None
         for replica in self._open_replicas():
-            accounts = replica.memory.pool.accounts
             try:
-                rooms[replica] = replica.memory.capacity.resolve_max_length(
-                    request.spec, accounts.guaranteed(request.owner)
-                )
+                rooms[replica] = replica.memory.room_for(request)
             except InvalidRequest as error:
                 refusal = error
         if refusal is not None and not rooms:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from kvmanager.accounts import Account, Quota
 from kvmanager.block import Block
 from kvmanager.capacity import Capacity
-from kvmanager.content import Identify, block_identity
+from kvmanager.content import Identify, block_identity, pack
 from kvmanager.cost_model import CostModel
+from kvmanager.errors import InvalidRequest
 from kvmanager.kv_events import KVEventLog, Tier
 from kvmanager.lookup import PartialMatch, PrefixLookup
 from kvmanager.request import PrefixMatchEnd, Request, RequestState, Sequence
@@ -103,6 +104,21 @@ class Memory:
         batch.block_copies, self._copies = self._copies, []
 
     # Admission
+
+    def room_for(self, request: Request) -> int:
+        """How many tokens each of the request's sequences may reach here, whatever others do.
+
+        Raises:
+            InvalidRequest: it can never run here.
+        """
+        spec, accounts = request.spec, self.pool.accounts
+        length = self.capacity.resolve_max_length(spec, accounts.guaranteed(request.owner))
+        num_blocks = len(spec.prompt_token_ids) // self.block_size
+        for owner, count in Counter(request.scopes[index].owner for index in range(num_blocks)).items():
+            limit = accounts.limit(owner)
+            if limit is not None and count > limit:
+                raise InvalidRequest("prompt", f"prompt has {count} blocks of {owner}, which can have {limit}")
+        return length
 
     def plan(self, request: Request) -> Admission:
         """Finds what each of the request's sequences can start with, and counts the blocks it needs beside that."""
@@ -271,7 +287,11 @@ class Memory:
         return changes
 
     def merge_duplicates(self, sequence: Sequence) -> list[tuple[int, Block]]:
-        """Replaces blocks of a sequence whose content another block gave out first. Returns as `take_over`."""
+        """Replaces blocks of a sequence whose content another block gave out first. Returns as `take_over`.
+
+        Not by blocks that nobody references, which would cost a block for a while and save none; and not where
+        siblings share the sequence's own block: they would part, and together need more than they were admitted for.
+        """
         changes: list[tuple[int, Block]] = []
         duplicates = sequence.duplicates[:]
         sequence.duplicates.clear()
@@ -281,7 +301,7 @@ class Memory:
             if block is None:
                 if own.content is None:
                     self.device.register(own, content, sequence.last_step)
-            elif block is not own:
+            elif block is not own and block.reference_count and own.reference_count == 1:
                 self.pool.retain(block)
                 sequence.table[index] = block
                 self._retire([own], sequence.last_step)
@@ -491,6 +511,9 @@ class Memory:
             host.update(sequence.host_table)
             assert not (sequence.table and sequence.host_table)
             held = sequence.table or sequence.host_table
+            for index, content in enumerate(sequence.contents):
+                first = index * self.block_size
+                assert content.tokens == pack(sequence.token_ids[first : first + self.block_size])
             assert len(held) >= self.capacity.blocks_for(sequence.num_computed)
             for block, content in zip(held[: sequence.num_registered], sequence.contents, strict=False):
                 assert block.content is None or block.content.identity == content.identity, f"{block} is another's"

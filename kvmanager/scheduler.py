@@ -328,6 +328,7 @@ class Scheduler:
 
     def _start(self, batch: StepBatch, request: Request, admission: Admission, budget: int, now: float) -> int:
         """Takes the request's blocks and puts what the budget allows into the step. Returns how much that is."""
+        swapped = request.state is RequestState.SWAPPED
         self.memory.admit(admission)
         self.waiting.remove(request)
         self.swapped.pop(request.spec.handle, None)
@@ -341,7 +342,7 @@ class Scheduler:
         for sequence in request.unfinished():
             self._take_over(sequence)
             self._announce(batch, sequence)
-            if sequence.num_computed == len(sequence.token_ids) - 1 and sequence.num_output:
+            if swapped and sequence.num_computed == len(sequence.token_ids) - 1:
                 self.decoding.join(sequence, batch.step + 1)  # where it left off; its block may be shared
             else:
                 self.prefilling[sequence.sequence_id] = sequence

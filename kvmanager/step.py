@@ -63,6 +63,7 @@ class StepBatch:
         return not (
             self.row_sequence_ids
             or self.forget
+            or self.new_sequences
             or self.chosen_tokens
             or self.table_edits
             or self.swaps_out

@@ -94,13 +94,25 @@ class Accounts:
         """Reserved blocks that their owners would still have no use for after these charges: nobody else's to take."""
         return sum(max(0, each.num_unused - charges.get(each, 0)) for each in self._reserving)
 
-    def guaranteed(self, owner: str) -> int:
-        """Blocks that the owner can have whatever the others do, beside what is pinned."""
+    def guaranteed(self, owner: str, others: Mapping[str, int]) -> int:
+        """Blocks that a request can have whatever is asked for beside it, and beside what is pinned.
+
+        Args:
+            owner: whom its answer is charged to.
+            others: blocks of its prompt that are charged to other owners.
+        """
         account = self[owner]
-        kept = sum(max(each.reserved, each.num_pinned) for each in self if each is not account)
-        most = self._num_blocks - kept - account.num_pinned
-        limit = account.quota.max_blocks
-        return min(most, limit - account.num_pinned) if limit else most
+        kept = account.num_pinned
+        for each in self:
+            if each is not account:
+                charged = others.get(each.owner, 0)
+                kept += max(each.reserved, each.num_pinned + charged) - charged
+        most = self._num_blocks - kept
+        num_others = sum(others.values())
+        if num_others + account.reserved - account.num_pinned > most:
+            return 0  # the others' blocks would need what is reserved for the owner
+        limit = self.limit(owner)
+        return most if limit is None else min(most, limit + num_others)
 
     def limit(self, owner: str) -> int | None:
         """Most blocks that can ever be charged to the owner beside its pins; None without a limit."""

@@ -111,14 +111,21 @@ class Memory:
         Raises:
             InvalidRequest: it can never run here.
         """
-        spec, accounts = request.spec, self.pool.accounts
-        length = self.capacity.resolve_max_length(spec, accounts.guaranteed(request.owner))
-        num_blocks = len(spec.prompt_token_ids) // self.block_size
-        for owner, count in Counter(request.scopes[index].owner for index in range(num_blocks)).items():
-            limit = accounts.limit(owner)
+        for owner, count in self._prompt_blocks_of_others(request).items():
+            limit = self.pool.accounts.limit(owner)
             if limit is not None and count > limit:
                 raise InvalidRequest("prompt", f"prompt has {count} blocks of {owner}, which can have {limit}")
-        return length
+        return self.capacity.resolve_max_length(request.spec, self.guaranteed(request))
+
+    def guaranteed(self, request: Request) -> int:
+        """Blocks that the request can have whatever others do."""
+        return self.pool.accounts.guaranteed(request.owner, self._prompt_blocks_of_others(request))
+
+    def _prompt_blocks_of_others(self, request: Request) -> Counter[str]:
+        num_blocks = len(request.spec.prompt_token_ids) // self.block_size
+        owners = Counter(request.scopes[index].owner for index in range(num_blocks))
+        owners.pop(request.owner, None)
+        return owners
 
     def plan(self, request: Request) -> Admission:
         """Finds what each of the request's sequences can start with, and counts the blocks it needs beside that."""

@@ -71,10 +71,10 @@ class Pins:
         """
         self._displace(pin)
         _promise(pin, replica, 1)
-        accounts, capacity = replica.memory.pool.accounts, replica.memory.capacity
+        memory = replica.memory
         for request in requests:
-            worst = capacity.worst_case(request.spec, request.max_length)
-            left = accounts.guaranteed(request.owner)
+            worst = memory.capacity.worst_case(request.spec, request.max_length)
+            left = memory.guaranteed(request)
             if worst > left:
                 _promise(pin, replica, -1)
                 raise PinRefused(

@@ -157,7 +157,8 @@ class Scheduler:
                 continue
             ready += groups[request]
             promised += needed
-        return ready
+        # A request that could go may have been preempted after all, where only its blocks helped another.
+        return [sequence for sequence in ready if sequence.request.state is RequestState.RUNNING]
 
     def _make_room(self, charges: Charges, request: Request, now: float) -> bool:
         """Preempts the last in the policy's order until these blocks can be had.
@@ -494,7 +495,7 @@ class Scheduler:
             # A fork whose first tokens never arrived is undone: the prompt is computed once again for all.
             if request.beams is None and request.forked and not any(each.num_output for each in request.sequences):
                 del request.sequences[1:]
-                request.forked = False
+                request.forked = request.spec.num_sequences == 1
         return requests
 
     def _detach(self, request: Request) -> None:

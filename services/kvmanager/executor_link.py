@@ -1,11 +1,10 @@
-"""The connection to the executor: describe, then one stream of steps and results, set up again whenever it breaks."""
+"""The connection to one executor: describe, then a stream of steps and results, set up again whenever it breaks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import grpc
 
@@ -18,11 +17,34 @@ log = logging.getLogger(__name__)
 
 DESCRIBE_SECONDS = 5.0
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0)
+REFUSED_SECONDS = 5.0
+"""An executor that is refused is asked again after this time: it may have been started anew as what it should be."""
 
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[executor_pb2.ExecuteRequest, executor_pb2.ExecuteResponse]"
 
-NextStep = Callable[[], executor_pb2.ExecuteRequest | None]
-OnResult = Callable[[executor_pb2.StepResult], None]
+
+class ExecutorRefused(Exception):
+    """The executor is not one that can be used; the message says why."""
+
+
+class StepSource(Protocol):
+    """Who has steps for executors, each of which goes by its address."""
+
+    def attach(self, address: str, description: executor_pb2.DescribeResponse, epoch: int) -> None:
+        """It can take steps.
+
+        Raises:
+            ExecutorRefused: it is not wanted as it is.
+        """
+
+    def detach(self, address: str) -> None:
+        """It is gone."""
+
+    def next_step(self, address: str) -> executor_pb2.ExecuteRequest | None:
+        """The next message to send, or None for now; asked again after `ExecutorLink.wake`."""
+
+    def take_result(self, address: str, result: executor_pb2.StepResult) -> None:
+        """One step is done."""
 
 
 class ExecutorLink:
@@ -31,45 +53,42 @@ class ExecutorLink:
     Args:
         address: where it is.
         store: gives epochs, is told of the executor.
-        on_attach: called with its description and the new epoch when it can take steps.
-        on_detach: called when it is gone.
-        next_step: the next message to send, or None for now; called again after `wake`.
-        on_result: called with each result.
+        source: what it runs.
     """
 
-    def __init__(
-        self,
-        address: str,
-        store: StateStore,
-        on_attach: Callable[[executor_pb2.DescribeResponse, int], None],
-        on_detach: Callable[[], None],
-        next_step: NextStep,
-        on_result: OnResult,
-    ) -> None:
+    def __init__(self, address: str, store: StateStore, source: StepSource) -> None:
         self._address = address
         self._store = store
-        self._on_attach = on_attach
-        self._on_detach = on_detach
-        self._next_step = next_step
-        self._on_result = on_result
+        self._source = source
         self._work = asyncio.Event()
+        self._leaving = False
 
     def wake(self) -> None:
         """There may be a step to send."""
         self._work.set()
 
+    def leave(self) -> None:
+        """The executor is being drained: once its connection breaks it is not set up again."""
+        self._leaving = True
+
     async def run(self) -> None:
-        """Stays connected until cancelled."""
+        """Stays connected until cancelled, or until it is to leave. The executor is detached then."""
         failures = 0
-        while True:
+        refusal = ""
+        while not self._leaving:
             try:
                 await self._connect_and_serve()
-                failures = 0
+            except ExecutorRefused as error:
+                if str(error) != refusal:
+                    refusal = str(error)
+                    log.warning("executor refused", extra={"address": self._address, "reason": refusal})
+                await asyncio.sleep(REFUSED_SECONDS)
             except _Detached as error:
                 failures = 0 if error.served else failures + 1
                 level = logging.WARNING if error.served or failures == 1 else logging.DEBUG
                 log.log(level, "executor away", extra={"address": self._address, "reason": str(error)})
-            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+                refusal = ""
+                await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
 
     async def _connect_and_serve(self) -> None:
         async with inner_channel(self._address) as channel:
@@ -79,15 +98,11 @@ class ExecutorLink:
             except grpc.aio.AioRpcError as error:
                 raise _Detached(f"{error.code().name}: {error.details()}", served=False) from error
             epoch = await self._new_epoch(description)
-            call = stub.Execute()
-            self._on_attach(description, epoch)
-            lease = asyncio.ensure_future(self._keep_registered(description))
+            self._source.attach(self._address, description, epoch)
             try:
-                await self._serve(call)
+                await self._serve(stub.Execute(), description)
             finally:
-                lease.cancel()
-                call.cancel()
-                self._on_detach()
+                self._source.detach(self._address)
 
     async def _new_epoch(self, description: executor_pb2.DescribeResponse) -> int:
         """Higher than any the store or the executor has seen."""
@@ -97,8 +112,9 @@ class ExecutorLink:
             log.warning("state store is away; the epoch is the executor's", extra={"error": str(error)})
             return int(description.epoch) + 1
 
-    async def _serve(self, call: Stream) -> None:
+    async def _serve(self, call: Stream, description: executor_pb2.DescribeResponse) -> None:
         """Sends steps and takes results until one of both fails."""
+        lease = asyncio.ensure_future(self._keep_registered(description))
         tasks = [asyncio.ensure_future(self._send(call)), asyncio.ensure_future(self._receive(call))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -109,22 +125,22 @@ class ExecutorLink:
         except (asyncio.InvalidStateError, OutOfOrder, ValueError) as error:
             raise _Detached(str(error) or "the stream is closed", served=True) from error
         finally:
-            for task in tasks:
+            for task in (*tasks, lease):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, lease, return_exceptions=True)
+            call.cancel()
 
     async def _send(self, call: Stream) -> None:
         self._work.set()
         while True:
             await self._work.wait()
             self._work.clear()
-            while (message := self._next_step()) is not None:
+            while (message := self._source.next_step(self._address)) is not None:
                 await call.write(message)
 
     async def _receive(self, call: Stream) -> None:
         async for response in call:
-            self._on_result(response.result)
-            self.wake()
+            self._source.take_result(self._address, response.result)
         raise _Detached("the executor ended the stream", served=True)
 
     async def _keep_registered(self, description: executor_pb2.DescribeResponse) -> None:

@@ -12,18 +12,33 @@ from services.telemetry.tracing import MAX_LINKS, Attributes, SpanRecord, Tracin
 DECODE_STEP_INTERVAL = 32
 """Every so many steps also one that only decodes is traced on the executor."""
 
+Step = tuple[str, int]
+"""An executor and a step of it: each counts its own."""
+
 
 @dataclass(slots=True)
 class _Trace:
-    """What one request has been through. Times are seconds on the core's clock."""
+    """What one request has been through. Times are seconds on the core's clock.
+
+    Attributes:
+        waiting_for: name of the span that ends with the next admission.
+        waiting_reason: why it was not admitted when last looked at, or how it was preempted.
+        preempted_by: how it was preempted; empty before.
+        executor: where it was admitted last.
+        has_token: its first token is there: from now on it decodes whenever it has no chunk to compute.
+        chunks: start and tokens of what is under way, by step.
+    """
 
     context: common_pb2.TraceContext
     spans: list[SpanRecord] = field(default_factory=list)
     waiting_since: float = 0.0
     waiting_for: str = "queue"
     waiting_reason: str = ""
+    preempted_by: str = ""
+    executor: str = ""
+    has_token: bool = False
     decoding_since: float | None = None
-    chunks: dict[int, tuple[float, int]] = field(default_factory=dict)
+    chunks: dict[Step, tuple[float, int]] = field(default_factory=dict)
 
 
 class RequestTraces:
@@ -38,7 +53,7 @@ class RequestTraces:
         self._tracing = tracing
         self._offset = epoch_offset
         self._traces: dict[Hashable, _Trace] = {}
-        self._prefilling: dict[int, list[Hashable]] = {}
+        self._prefilling: dict[Step, list[Hashable]] = {}
 
     def begin(self, handle: Hashable, context: common_pb2.TraceContext) -> None:
         """A traced request is about to be submitted."""
@@ -48,14 +63,17 @@ class RequestTraces:
         """It was refused."""
         self._traces.pop(handle, None)
 
-    def contexts_of_step(self, step: int) -> list[common_pb2.TraceContext]:
+    def contexts_of_step(self, executor: str, step: int) -> list[common_pb2.TraceContext]:
         """Whose traces a step belongs to: requests it prefills, and now and then those it decodes."""
         if not self._traces:
             return []
-        handles: list[Hashable] = self._prefilling.get(step, [])
+        handles: list[Hashable] = self._prefilling.get((executor, step), [])
         if not handles and step % DECODE_STEP_INTERVAL == 0:
-            handles = [handle for handle, trace in self._traces.items() if trace.decoding_since is not None]
+            handles = [handle for handle, trace in self._traces.items() if self._decodes_on(trace, executor)]
         return [self._traces[handle].context for handle in handles[:MAX_LINKS] if handle in self._traces]
+
+    def _decodes_on(self, trace: _Trace, executor: str) -> bool:
+        return trace.decoding_since is not None and trace.executor == executor
 
     def on_event(self, event: Event) -> None:
         """Takes note of one decision."""
@@ -73,31 +91,55 @@ class RequestTraces:
             case EventKind.WAITED:
                 trace.waiting_reason = event.detail
             case EventKind.ADMITTED:
-                attributes = {"octavo.cached_tokens": event.value}
-                reason = {"octavo.waited_for": trace.waiting_reason} if trace.waiting_reason else {}
-                self._add(trace, trace.waiting_for, trace.waiting_since, event.time, {**attributes, **reason})
+                self._admitted(trace, event)
             case EventKind.PREFILL:
-                trace.chunks[event.step] = (event.time, event.value)
-                self._prefilling.setdefault(event.step, []).append(event.handle)
+                self._prefill(trace, event)
             case EventKind.FIRST_TOKEN:
+                trace.has_token = True
                 trace.decoding_since = event.time
             case EventKind.PREEMPTED:
-                self._end_decode(trace, event.time)
-                trace.chunks.clear()
-                self._forget_chunks(event.handle)
-                trace.waiting_since, trace.waiting_for, trace.waiting_reason = event.time, "preemption", event.detail
+                self._preempted(trace, event)
             case EventKind.FINISHED:
                 self._finish(trace, event)
 
+    def _admitted(self, trace: _Trace, event: Event) -> None:
+        trace.executor = event.executor
+        attributes: dict[str, str | int] = {"octavo.cached_tokens": event.value, "octavo.executor": event.executor}
+        if trace.waiting_reason:
+            attributes["octavo.waited_for"] = trace.waiting_reason
+        if trace.preempted_by:
+            attributes["octavo.preemption"] = trace.preempted_by
+        self._add(trace, trace.waiting_for, trace.waiting_since, event.time, attributes)
+        if trace.has_token:  # it goes on where it left off, unless there is something to compute first
+            trace.decoding_since = event.time
+
+    def _prefill(self, trace: _Trace, event: Event) -> None:
+        step = event.executor, event.step
+        if step in trace.chunks:  # another sequence of the same request
+            start, num_tokens = trace.chunks[step]
+            trace.chunks[step] = start, num_tokens + event.value
+        else:
+            trace.chunks[step] = event.time, event.value
+            self._prefilling.setdefault(step, []).append(event.handle)
+        trace.decoding_since = None
+
     def _step_done(self, event: Event) -> None:
-        for handle in self._prefilling.pop(event.step, ()):
+        step = event.executor, event.step
+        for handle in self._prefilling.pop(step, ()):
             trace = self._traces.get(handle)
-            if trace is not None and event.step in trace.chunks:
-                start, num_tokens = trace.chunks.pop(event.step)
+            if trace is not None and step in trace.chunks:
+                start, num_tokens = trace.chunks.pop(step)
                 attributes = {"octavo.step": event.step, "octavo.tokens": num_tokens}
-                self._add(trace, "prefill", start, event.time, attributes)
-                if trace.waiting_for == "preemption" and trace.decoding_since is None:
+                self._add(trace, "prefill", start, event.time, {**attributes, "octavo.executor": event.executor})
+                if trace.has_token and not trace.chunks and trace.decoding_since is None:
                     trace.decoding_since = event.time
+
+    def _preempted(self, trace: _Trace, event: Event) -> None:
+        self._end_decode(trace, event.time)
+        trace.chunks.clear()
+        self._forget_chunks(event.handle)
+        trace.waiting_since, trace.waiting_for = event.time, "preemption"
+        trace.waiting_reason = trace.preempted_by = event.detail
 
     def _forget_chunks(self, handle: Hashable) -> None:
         for step in [step for step, handles in self._prefilling.items() if handle in handles]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from itertools import count
+from typing import Any, cast
 
 from kvmanager.step import Outputs
 from octavo.v1 import kvmanager_pb2
-from services.kvmanager.codec import encode_end, encode_update
+from services.kvmanager.codec import encode_end, encode_progress, encode_update
 
 Outbox = asyncio.Queue[kvmanager_pb2.AttachResponse]
 
@@ -54,6 +55,10 @@ class Sessions:
     def dispatch(self, outputs: Outputs) -> None:
         """Sends each gateway its share of one step's outputs, as one message."""
         messages: defaultdict[int, kvmanager_pb2.AttachResponse] = defaultdict(kvmanager_pb2.AttachResponse)
+        for progress in outputs.progress:
+            session, handle = _split(progress.handle)
+            messages[session].progress.append(encode_progress(progress, handle))
+        self._add_tokens(outputs, messages)
         for update in outputs.updates:
             session, handle = _split(update.handle)
             messages[session].updates.append(encode_update(update, handle))
@@ -63,6 +68,20 @@ class Sessions:
             messages[session].ends.append(encode_end(end, handle))
         for session, message in messages.items():
             self._send(session, message)
+
+    def _add_tokens(self, outputs: Outputs, messages: defaultdict[int, kvmanager_pb2.AttachResponse]) -> None:
+        """A step has hundreds of these. Fields set one by one cost two thirds of what keyword arguments do."""
+        tokens = cast(list[tuple[tuple[int, int], int, int, int]], outputs.tokens)
+        updates: dict[int, Any] = {}
+        for (session, handle), sample_index, position, token_id in tokens:
+            if session not in updates:
+                updates[session] = messages[session].updates
+            update = updates[session].add()
+            update.handle = handle
+            if sample_index:
+                update.sequence_index = sample_index
+            update.position = position
+            update.token_ids.append(token_id)
 
     def _send(self, session: int, message: kvmanager_pb2.AttachResponse) -> None:
         outbox = self._outboxes.get(session)

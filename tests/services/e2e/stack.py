@@ -40,7 +40,7 @@ class Stack:
         self._environment = environment
         self._gateway_settings = SETTINGS | (gateway or {})
         self.executor = executor
-        settings = SETTINGS | {"executor": executor.address} | (kvmanager or {})
+        settings = SETTINGS | {"executors": executor.address} | (kvmanager or {})
         self.kvmanager = processes.octavo("kvmanager", environment, **settings)
         self.gateway = self.another_gateway()
         self.caller = Caller(self.gateway.address)

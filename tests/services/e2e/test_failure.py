@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from octavo.v1 import common_pb2, executor_pb2, executor_pb2_grpc
-from services.rpc.columns import pack_int32, pack_int64, pack_tuples, unpack_int32
+from services.rpc.columns import pack_int32, pack_int64, pack_int64_tuples, unpack_int32
 from tests.services.e2e.calls import Call, Caller
 from tests.services.e2e.conftest import MakeStack
 from tests.services.e2e.processes import CHANNEL_OPTIONS, NOT_SERVING, PATIENCE, Server, eventually
@@ -228,16 +228,16 @@ def test_the_executor_refuses_a_gap_in_steps(executor: Server, step: int) -> Non
 
 def test_what_a_step_may_not_name(executor: Server) -> None:
     description = describe(executor.address)
-    epoch = description.epoch + 1
+    epoch, num_blocks = description.epoch + 1, description.model.num_blocks
     new = executor_pb2.NewSequence(sequence_id=1, token_ids=pack_int32([5, 6, 7]), prompt_length=3)
     rows = {"row_sequence_ids": pack_int64([1]), "row_num_tokens": pack_int32([3])}
     bad: list[tuple[str, dict[str, Any]]] = [
         ("sequence", {"row_sequence_ids": pack_int64([99]), "row_num_tokens": pack_int32([1])}),
         ("table", {"new_sequences": [new], **rows}),
-        ("block", {"new_sequences": [new], "table_edits": pack_tuples([(0, 0, description.model.num_blocks)]), **rows}),
+        ("block", {"new_sequences": [new], "table_edits": pack_int64_tuples([(1, 0, num_blocks)]), **rows}),
         ("forget", {"forget": pack_int64([12345])}),
         ("", {"forget": b"\x01\x02\x03"}),
-        ("", {"table_edits": pack_int32([1, 2])}),
+        ("", {"table_edits": pack_int64([1, 2])}),
     ]
     for word, fields in bad:
         with steps_of(executor) as steps:
@@ -258,7 +258,12 @@ def test_a_raw_step_gives_the_right_token(executor: Server, reference: Reference
     rows = {"row_sequence_ids": pack_int64([4])}
     with steps_of(executor) as one, steps_of(executor) as two:
         first = one.run(
-            epoch, 1, new_sequences=[new], table_edits=pack_tuples([(0, 0, 9)]), row_num_tokens=pack_int32([3]), **rows
+            epoch,
+            1,
+            new_sequences=[new],
+            table_edits=pack_int64_tuples([(4, 0, 9)]),
+            row_num_tokens=pack_int32([3]),
+            **rows,
         )
         second = two.run(epoch, 2, row_num_tokens=pack_int32([1]), **rows)
     tokens = unpack_int32(first.token_ids) + unpack_int32(second.token_ids)

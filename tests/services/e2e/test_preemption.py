@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from octavo.client import generate_request
+from octavo.v1 import kvmanager_pb2
 from tests.services.e2e.processes import Processes
 from tests.services.e2e.stack import Stack, make_executor
 from tests.services.e2e.tiny_model import Reference
@@ -53,7 +54,7 @@ def test_seeded_samples_are_the_same_with_and_without_preemption(tight_stack: St
 
     def request(i: int) -> dict[str, Any]:
         prompt = f"a group of {i} " * 3
-        return {"prompt": prompt, "n": 3, "temperature": 1, "seed": i, "max_tokens": 70, "ignore_eos": True}
+        return {"prompt": prompt, "n": 3, "temperature": 1, "seed": 10 + i, "max_tokens": 70, "ignore_eos": True}
 
     alone = [tight_stack.caller.generate(**request(i)) for i in range(6)]
     before = preemptions(tight_stack)
@@ -139,8 +140,9 @@ def test_requests_submitted_together_share_their_prefix(stack: Stack, reference:
     """The blocks of a prompt can be shared while the first request still computes them."""
     before = stack.memory_map().counters
     beginning = "you are the printer of a small town and answer in one line " * 4
-    prompts = [reference.encode(f"{beginning}question {i}") for i in range(6)]
-    shared = (len(reference.encode(beginning)) - 1) // 16 * 16
+    # Without the start token, with which every other prompt begins.
+    prompts = [reference.encode(f"{beginning}question {i}")[1:] for i in range(6)]
+    shared = (len(reference.encode(beginning)) - 2) // 16 * 16
     with stack.executor.held():
         calls = [stack.caller.start(prompt, max_tokens=10, ignore_eos=True) for prompt in prompts]
         stack.wait_for_requests_in_total(6)
@@ -161,7 +163,21 @@ def test_blocks_add_up(stack: Stack) -> None:
     call.wait_for_tokens(100)
     with stack.executor.held():
         state = stack.memory_map(include_blocks=True)
-        assert len(state.blocks) == state.num_blocks
-        assert sum(block.reference_count > 0 for block in state.blocks) == state.referenced_blocks > 0
-        assert sum(block.cached and not block.reference_count for block in state.blocks) == state.cached_blocks
+        (executor,) = state.executors
+        blocks = {
+            tier: [block for block in executor.blocks if block.tier == tier]
+            for tier in (kvmanager_pb2.TIER_DEVICE, kvmanager_pb2.TIER_HOST)
+        }
+        assert state.num_blocks == executor.device.num_blocks
+        assert state.referenced_blocks == executor.device.referenced_blocks > 0
+        assert state.cached_blocks == executor.device.cached_blocks
+        for pool, listed in zip((executor.device, executor.host), blocks.values(), strict=True):
+            assert [block.block_id for block in listed] == list(range(pool.num_blocks))
+            assert sum(block.reference_count > 0 for block in listed) == pool.referenced_blocks
+            assert sum(block.cached and not block.reference_count for block in listed) == pool.cached_blocks
+            assert all(block.owner for block in listed if block.reference_count or block.cached)
+        device = blocks[kvmanager_pb2.TIER_DEVICE]
+        assert sum(block.reference_count > 0 for block in device if block.owner == "default") == next(
+            tenant.charged_blocks for tenant in state.tenants if tenant.owner == "default"
+        )
     call.cancel()

@@ -18,7 +18,7 @@ def make_server(name: str, processes: Processes, model: Path) -> Server:
         return make_executor(processes, model)
     nobody = f"127.0.0.1:{free_port()}"
     if name == "kvmanager":
-        return processes.octavo(name, executor=nobody)
+        return processes.octavo(name, executors=nobody)
     return processes.octavo(name, model=model, model_name=MODEL_NAME, kvmanager=nobody)
 
 

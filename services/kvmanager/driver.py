@@ -1,0 +1,238 @@
+"""One core, driven by three sources of events on one event loop: gateways, executors, and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from kvmanager.errors import RequestError
+from kvmanager.manager import KVManager
+from kvmanager.step import Outputs
+from octavo.v1 import executor_pb2, inference_pb2, kvmanager_pb2
+from services.kvmanager.codec import (
+    decode_capacity,
+    decode_result,
+    decode_speeds,
+    decode_submission,
+    encode_batch,
+    encode_error,
+    encode_unavailable,
+)
+from services.kvmanager.executor_link import ExecutorRefused
+from services.kvmanager.request_traces import RequestTraces
+from services.kvmanager.sessions import Outbox, Sessions
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+
+
+class Driver:
+    """Hands requests to the core, its steps to the executors, and its outputs to the gateways."""
+
+    def __init__(self, manager: KVManager, traces: RequestTraces) -> None:
+        self.manager = manager
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when there may be a step to send, to whatever executor."""
+        self.backend = kvmanager_pb2.BackendState()
+        self.changed = asyncio.Event()
+        """Set when `backend` has changed."""
+        self.bytes_per_block = 0
+        """Of the largest executor."""
+        self._traces = traces
+        self._sessions = Sessions()
+        self._descriptions: dict[str, executor_pb2.DescribeResponse] = {}
+        self._epochs: dict[str, int] = {}
+        self._first: executor_pb2.DescribeResponse | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_time: float | None = None
+        self._shutting_down = False
+        self._steps_checked = 0
+
+    # Gateways
+
+    def open_session(self) -> tuple[int, Outbox]:
+        """A gateway is there. What it is to hear comes out of the outbox."""
+        return self._sessions.open()
+
+    def close_session(self, session: int) -> None:
+        """A gateway is gone, and its requests with it."""
+        for handle in self._sessions.close(session):
+            self.manager.abort(handle, time.monotonic())
+        self.on_work()
+
+    def take(self, session: int, message: kvmanager_pb2.AttachRequest) -> None:
+        """What a gateway has to say."""
+        for submission in message.submissions:
+            self._submit(session, submission)
+        for abort in message.aborts:
+            self._abort(session, abort)
+        self.on_work()
+
+    def _submit(self, session: int, submission: kvmanager_pb2.Submission) -> None:
+        handle = (session, submission.handle)
+        if self._shutting_down or self.manager.capacity is None:
+            why = "the KV manager is shutting down" if self._shutting_down else "no executor is connected"
+            self._sessions.refuse(*handle, encode_unavailable(why))
+            return
+        now = time.monotonic()
+        if submission.HasField("trace"):
+            self._traces.begin(handle, submission.trace)
+        try:
+            self.manager.submit(decode_submission(submission, session, now), now)
+        except (RequestError, ValueError) as error:
+            self._traces.discard(handle)
+            self._sessions.refuse(*handle, encode_error(error))
+            return
+        self._sessions.opened(*handle)
+        self._set_alarm()
+
+    def _abort(self, session: int, abort: kvmanager_pb2.Abort) -> None:
+        now = time.monotonic()
+        if abort.HasField("sequence_index"):
+            self._sessions.dispatch(self.manager.abort((session, abort.handle), now, abort.sequence_index))
+        else:
+            self.manager.abort((session, abort.handle), now)
+            self._sessions.ended(session, abort.handle)
+
+    def unpin(self, tenant: str, pin_id: str) -> bool:
+        """Lets go of a tenant's pin. Returns False if it has no such pin."""
+        found = self.manager.unpin(tenant, pin_id, time.monotonic())
+        self.on_work()
+        return found
+
+    # Executors
+
+    def attach(self, address: str, description: executor_pb2.DescribeResponse, epoch: int) -> None:
+        """An executor can take steps.
+
+        Raises:
+            ExecutorRefused: it is not a replica of the others, or it is one of the others.
+        """
+        for other, known in self._descriptions.items():
+            if known.incarnation == description.incarnation:
+                raise ExecutorRefused(f"it is the executor that is connected at {other}")
+        if self._first is None:
+            self._first = description
+        _check_same_model(self._first.model, description.model)
+        self._descriptions[address] = description
+        self._epochs[address] = epoch
+        outputs = self.manager.attach_executor(
+            address, decode_capacity(description), time.monotonic(), decode_speeds(description.speeds)
+        )
+        self._update_backend()
+        self._settle(outputs)
+        model = description.model
+        extra = {"address": address, "model": model.name, "blocks": model.num_blocks, "epoch": epoch}
+        log.info("executor attached", extra={**extra, "host_blocks": description.num_host_blocks})
+
+    def detach(self, address: str) -> None:
+        """An executor is gone; its requests go on elsewhere, or wait."""
+        del self._descriptions[address]
+        outputs = self.manager.detach_executor(address, time.monotonic())
+        self._update_backend()
+        self._settle(outputs)
+
+    def start_draining(self, address: str) -> None:
+        """Gives an executor nothing new from here on."""
+        if address in self.manager.replicas:
+            outputs = self.manager.drain_executor(address, time.monotonic())
+            self._update_backend()
+            self._settle(outputs)
+
+    def is_drained(self, address: str) -> bool:
+        """Nothing runs on it any more."""
+        replica = self.manager.replicas.get(address)
+        return replica is None or replica.idle
+
+    def is_attached(self, address: str) -> bool:
+        return address in self.manager.replicas
+
+    def next_step(self, address: str) -> executor_pb2.ExecuteRequest | None:
+        """The next step for an executor, if it is time for one."""
+        batch = self.manager.schedule(address, time.monotonic())
+        if batch is None:
+            return None
+        return encode_batch(batch, self._epochs[address], self._traces.contexts_of_step(address, batch.step))
+
+    def take_result(self, address: str, result: executor_pb2.StepResult) -> None:
+        """One step's tokens. Other executors may have work by it, too: a draining one's requests, or a line's first."""
+        outputs = self.manager.apply(address, decode_result(result), time.monotonic())
+        self._sessions.dispatch(outputs)
+        if outputs.ends:
+            self._set_alarm()  # a pin's time begins when it has been computed
+        self.on_work()
+
+    def _settle(self, outputs: Outputs) -> None:
+        self._sessions.dispatch(outputs)
+        self._set_alarm()
+        self.on_work()
+
+    def _update_backend(self) -> None:
+        """Tells the gateways if the backend is not what it was. Its model is that of the largest executor."""
+        open_ones = [
+            self._descriptions[name]
+            for name, replica in self.manager.replicas.items()
+            if not replica.draining and name in self._descriptions
+        ]
+        backend = kvmanager_pb2.BackendState()
+        backend.CopyFrom(self.backend)
+        backend.ready = bool(open_ones) and not self._shutting_down
+        backend.epoch = max(self._epochs.values(), default=0)
+        if open_ones:
+            largest = max(open_ones, key=lambda each: each.model.num_blocks)
+            backend.model.CopyFrom(largest.model)
+            self.bytes_per_block = largest.bytes_per_block
+        if backend != self.backend:
+            self.backend = backend
+            self._sessions.broadcast(backend)
+            self.changed.set()
+
+    # The clock
+
+    def _set_alarm(self) -> None:
+        deadline = self.manager.next_deadline()
+        if deadline == self._alarm_time:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._alarm_time = deadline
+        if deadline is not None:
+            delay = max(0.0, deadline - time.monotonic())
+            self._alarm = asyncio.get_running_loop().call_later(delay, self._expire)
+
+    def _expire(self) -> None:
+        self._alarm_time = None
+        self._settle(self.manager.expire(time.monotonic()))
+
+    # The end
+
+    async def drain(self, seconds: float) -> None:
+        """Refuses new requests, tells the gateways so, and waits for those that run."""
+        self._shutting_down = True
+        self._update_backend()
+        end = time.monotonic() + seconds
+        while not self.manager.idle and time.monotonic() < end:
+            await asyncio.sleep(POLL_SECONDS)
+
+    def check_when_idle(self) -> None:
+        """Asserts the core's invariants when nothing runs any more."""
+        steps = self.manager.counters.steps
+        if self.manager.idle and steps != self._steps_checked:
+            self.manager.check_integrity()
+            self._steps_checked = steps
+
+
+def _check_same_model(first: inference_pb2.Model, model: inference_pb2.Model) -> None:
+    """Replicas may differ in the size of their memory only: a request may go on with any of them.
+
+    Raises:
+        ExecutorRefused: naming what differs.
+    """
+    for field in ("name", "block_size", "vocab_size", "max_model_len"):
+        theirs, its = getattr(first, field), getattr(model, field)
+        if theirs != its:
+            raise ExecutorRefused(f"its model's {field} is {its!r}; that of the first executor is {theirs!r}")

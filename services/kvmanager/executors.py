@@ -1,0 +1,112 @@
+"""The executors that there are: which ones join, which ones leave, and the connection to each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from services.kvmanager.driver import POLL_SECONDS, Driver
+from services.kvmanager.executor_link import ExecutorLink
+from services.state.store import StateStore
+
+log = logging.getLogger(__name__)
+
+
+class AlreadyListed(Exception):
+    """An executor with this address is in the list, or has not quite left it."""
+
+
+class NotListed(Exception):
+    """There is no executor with this address in the list."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    link: ExecutorLink
+    connection: asyncio.Task[None]
+    drain: asyncio.Task[None] | None = None
+
+
+class Executors:
+    """A link to each executor. An address that was taken out can be added again.
+
+    Needs a running event loop.
+    """
+
+    def __init__(self, driver: Driver, store: StateStore) -> None:
+        self._driver = driver
+        self._store = store
+        self._entries: dict[str, _Entry] = {}
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        driver.on_work = self._wake
+
+    def _wake(self) -> None:
+        for entry in self._entries.values():
+            entry.link.wake()
+
+    def __contains__(self, address: str) -> bool:
+        return address in self._entries
+
+    def add(self, address: str) -> None:
+        """Takes an executor into the list. It joins when it answers.
+
+        Raises:
+            AlreadyListed: it is there.
+        """
+        if address in self._entries:
+            raise AlreadyListed(address)
+        link = ExecutorLink(address, self._store, self._driver)
+        self._entries[address] = _Entry(link, self._start(link.run()))
+
+    async def drain(self, address: str) -> None:
+        """Takes an executor out of the list when nothing runs on it any more, and gives it nothing new until then.
+
+        Goes on to its end even if whoever waits for it does not.
+
+        Raises:
+            NotListed: there is no such executor.
+        """
+        entry = self._entries.get(address)
+        if entry is None:
+            raise NotListed(address)
+        if entry.drain is None:
+            entry.drain = self._start(self._drain(address, entry))
+        await asyncio.shield(entry.drain)
+
+    async def _drain(self, address: str, entry: _Entry) -> None:
+        log.info("executor drains", extra={"address": address})
+        entry.link.leave()
+        self._driver.start_draining(address)
+        while not (entry.connection.done() or self._driver.is_drained(address)):
+            await asyncio.sleep(POLL_SECONDS)
+        if self._entries.get(address) is entry:
+            await self.remove(address)
+        log.info("executor has left", extra={"address": address})
+
+    async def remove(self, address: str) -> None:
+        """Takes an executor out of the list at once. What runs on it goes on elsewhere."""
+        entry = self._entries.pop(address)
+        entry.connection.cancel()
+        await asyncio.wait([entry.connection])
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._note_failure)
+        return task
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def run(self) -> None:
+        """Keeps connections until cancelled. Whatever unexpected happens in one of them is raised here."""
+        try:
+            await self._failure
+        finally:
+            tasks = [task for entry in self._entries.values() for task in (entry.connection, entry.drain) if task]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvmanager.spec import Scope
 
@@ -37,7 +38,7 @@ class Content:
 
 def pack(token_ids: Sequence[int]) -> bytes:
     """Token ids as int32."""
-    return array("i", token_ids).tobytes()
+    return struct.pack(f"={len(token_ids)}i", *token_ids)
 
 
 def block_identity(parent: bytes, tokens: bytes, salt: bytes, adapter: bytes = b"") -> bytes:
@@ -51,8 +52,13 @@ def block_identity(parent: bytes, tokens: bytes, salt: bytes, adapter: bytes = b
 
     Every field is framed by its length, so no two different inputs are hashed as the same bytes.
     """
-    lengths = b"octavo.block.1 %d %d %d %d:" % (len(parent), len(tokens), len(salt), len(adapter))
-    return hashlib.sha256(lengths + parent + tokens + salt + adapter).digest()
+    frame = _frame(len(parent), len(tokens), len(salt), len(adapter))
+    return hashlib.sha256(frame + parent + tokens + salt + adapter).digest()
+
+
+@lru_cache(maxsize=1024)
+def _frame(*lengths: int) -> bytes:
+    return b"octavo.block.1 %d %d %d %d:" % lengths
 
 
 class ScopeMap:

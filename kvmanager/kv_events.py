@@ -17,7 +17,7 @@ class Tier(Enum):
     HOST = "host"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make each one three times as dear, and there is one for each block
 class BlockStored:
     """A full block can be given out. `tokens` is int32, packed."""
 
@@ -28,7 +28,7 @@ class BlockStored:
     tokens: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlockRemoved:
     """A block's content is gone."""
 
@@ -37,7 +37,7 @@ class BlockRemoved:
     identity: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AllBlocksCleared:
     """An executor is gone, and everything that it held."""
 

@@ -33,21 +33,23 @@ class PrefixLookup:
 
     def contents(self, sequence: Sequence, num_blocks: int) -> list[Content]:
         """What the sequence's first blocks hold once they are full."""
-        contents, block_size = sequence.contents, self._block_size
-        first = len(contents)
-        if first < num_blocks:
-            tokens = pack(sequence.token_ids[first * block_size : num_blocks * block_size])
-            width = len(tokens) // (num_blocks - first)
-            scopes, identify = sequence.request.scopes, self._identify
-            parent, likeness = (contents[-1].identity, contents[-1].likeness) if first else (ROOT, 0)
-            for index in range(first, num_blocks):
-                block_tokens = tokens[(index - first) * width : (index - first + 1) * width]
-                scope = scopes[index]
-                identity = identify(parent, block_tokens, scope.salt)
-                likeness = hash((likeness, block_tokens))
-                contents.append(Content(identity, parent, block_tokens, scope, likeness))
-                parent = identity
+        if len(sequence.contents) < num_blocks:
+            self.extend_contents(sequence, num_blocks)
+        contents = sequence.contents
         return contents if len(contents) == num_blocks else contents[:num_blocks]
+
+    def extend_contents(self, sequence: Sequence, num_blocks: int) -> None:
+        """Names the sequence's blocks up to this many, all of whose tokens are known."""
+        contents, block_size, identify = sequence.contents, self._block_size, self._identify
+        scopes = sequence.request.scopes
+        parent, likeness = (contents[-1].identity, contents[-1].likeness) if contents else (ROOT, 0)
+        for index in range(len(contents), num_blocks):
+            tokens = pack(sequence.token_ids[index * block_size : (index + 1) * block_size])
+            scope = scopes[index]
+            identity = identify(parent, tokens, scope.salt)
+            likeness = hash((likeness, tokens))
+            contents.append(Content(identity, parent, tokens, scope, likeness))
+            parent = identity
 
     def match(self, sequence: Sequence) -> list[Block]:
         """The longest chain of blocks, of either tier, that the sequence can start with.

@@ -416,10 +416,11 @@ class KVManager:
         if replica is None:
             raise OutOfOrder(f"result of step {result.step} from an executor that is not attached")
         outputs = replica.apply(result, now)
+        if replica.draining:
+            for request in replica.scheduler.hand_over_waiting():
+                self._place(request, outputs, now)
         if outputs.ends or outputs.progress:
             self._settle(outputs)
-        if replica.draining and len(self.replicas) > 1:
-            self.drain_executor(executor, now)
         return outputs
 
     # Pins

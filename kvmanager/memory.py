@@ -368,10 +368,12 @@ class Memory:
         write before any attends, so whoever finds the block in the cache reads it after it was written.
         """
         num_full = min(sequence.num_computed, len(sequence.token_ids)) // self.block_size
-        if num_full <= sequence.num_registered or not self._prefix_caching:
+        first, contents = sequence.num_registered, sequence.contents
+        if num_full <= first or not self._prefix_caching:
             return
-        contents = self.lookup.contents(sequence, num_full)
-        for index in range(sequence.num_registered, num_full):
+        if len(contents) < num_full:
+            self.lookup.extend_contents(sequence, num_full)
+        for index in range(first, num_full):
             block = sequence.table[index]
             if block.content is None and not self.device.register(block, contents[index], sequence.last_step):
                 sequence.duplicates.append(index)
@@ -451,7 +453,8 @@ class Memory:
         if not self._prefix_caching:
             return sequence.request.max_length
         full = (sequence.num_registered + 1) * self.block_size
-        return min(max(full, len(sequence.token_ids) + 1), sequence.request.max_length)
+        length = len(sequence.token_ids)
+        return full if full > length else length + 1
 
     def _release_table(self, sequence: Sequence) -> None:
         table, sequence.table = sequence.table, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvmanager.block import Block
@@ -29,7 +29,7 @@ class PrefixCache:
         self._log = log
         self._blocks: dict[bytes, Block] = {}
         self._siblings: dict[tuple[bytes, bytes], dict[Block, None]] = {}
-        self._likenesses: Counter[tuple[str, int]] = Counter()
+        self._likenesses: dict[tuple[str, int], int] = {}
         self._num_remembered = num_remembered
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
@@ -83,8 +83,14 @@ class PrefixCache:
         block.content = content
         block.written_step = written_step
         self._blocks[content.identity] = block
-        self._siblings.setdefault((content.parent, content.scope.salt), {})[block] = None
-        self._likenesses[content.scope.owner, content.likeness] += 1
+        place = (content.parent, content.scope.salt)
+        family = self._siblings.get(place)
+        if family is None:
+            self._siblings[place] = {block: None}
+        else:
+            family[block] = None
+        likeness = (content.scope.owner, content.likeness)
+        self._likenesses[likeness] = self._likenesses.get(likeness, 0) + 1
         self._evicted.pop(content.identity, None)
         self._log.append(BlockStored(self._executor, self._tier, content.identity, content.parent, content.tokens))
         return True
@@ -123,4 +129,4 @@ class PrefixCache:
             assert self._blocks[content.identity] is block
             assert block in self._siblings[content.parent, content.scope.salt]
         assert sum(map(len, self._siblings.values())) == len(holding)
-        assert self._likenesses.total() == len(holding)
+        assert sum(self._likenesses.values()) == len(holding)

@@ -122,41 +122,47 @@ class Replica:
 
     def _take_tokens(self, result: StepResult, outputs: Outputs, now: float) -> None:
         """Appends each sequence's token. This loop is most of what a step costs: it does nothing that can wait."""
-        sequences, tokens = self.scheduler.sequences, outputs.tokens
+        find, emit = self.scheduler.sequences.get, outputs.tokens.append
         all_logprobs: Seq[object] = result.logprobs or repeat(None)  # type: ignore[assignment]
         num_late = 0
         for sequence_id, token_id, logprobs in zip(result.sequence_ids, result.token_ids, all_logprobs, strict=False):
-            sequence = sequences.get(sequence_id)
+            sequence = find(sequence_id)
             if sequence is None:  # it ended while this token was under way
                 num_late += 1
                 continue
             token_ids = sequence.token_ids
             token_ids.append(token_id)
             length = len(token_ids)
-            if length >= sequence.next_check or token_id in sequence.stop_token_ids or logprobs is not None:
+            if length >= sequence.next_check:
+                self._check(sequence, now)
+            if token_id in sequence.stop_token_ids or length >= sequence.last_length or logprobs is not None:
                 self._take_special(sequence, token_id, logprobs, outputs, now)
-            else:
-                tokens.append((sequence.handle, sequence.sample_index, length - sequence.prompt_length - 1, token_id))
+            elif sequence.streamed:
+                emit((sequence.handle, sequence.sample_index, length - sequence.prompt_length - 1, token_id))
         self._counters.generated_tokens += len(result.token_ids) - num_late
 
-    def _take_special(self, sequence: Sequence, token_id: int, logprobs: object, outputs: Outputs, now: float) -> None:
-        """A token after which there may be more to do: the first, one that fills a block, one that ends a sequence."""
-        request, spec = sequence.request, sequence.request.spec
-        if spec.pin is not None:
-            self._end_pin(sequence, outputs, now)
-            return
-        position = sequence.num_output - 1
+    def _check(self, sequence: Sequence, now: float) -> None:
+        """The sequence's first token here, or one that may fill a block."""
+        request = sequence.request
         request.num_losses = 0
-        if position == 0 and sequence.sample_index == 0:
-            self._emit(Event(EventKind.FIRST_TOKEN, now, spec.handle))
+        if sequence.num_output == 1 and sequence.sample_index == 0:
+            self._emit(Event(EventKind.FIRST_TOKEN, now, sequence.handle))
+        sequence.last_length = request.max_length
         if sequence.table:
             self.scheduler.note_new_blocks(sequence)
-        sequence.next_check = self.memory.next_check(sequence) if request.streamed else 0
+        sequence.next_check = self.memory.next_check(sequence)
+
+    def _take_special(self, sequence: Sequence, token_id: int, logprobs: object, outputs: Outputs, now: float) -> None:
+        """A token that ends a sequence, or that there is more to say about."""
+        if sequence.request.spec.pin is not None:
+            self._end_pin(sequence, outputs, now)
+            return
         reason = self._reason_to_finish(sequence, token_id)
-        if request.streamed:
+        if sequence.streamed:
             kept = [] if logprobs is None else [logprobs]
+            position = sequence.num_output - 1
             outputs.updates.append(
-                SequenceUpdate(spec.handle, sequence.sample_index, position, [token_id], kept, reason)
+                SequenceUpdate(sequence.handle, sequence.sample_index, position, [token_id], kept, reason)
             )
         if reason is not None:
             self.finish(sequence, reason, outputs, now)

@@ -61,7 +61,8 @@ class Sequence:
         duplicates: logical indices whose content another block already gave out when this one was offered.
         last_step: last step with a row of this sequence; its blocks may be touched until that step's result is here.
         due_step: the next step at which it needs more than a row while it decodes.
-        next_check: the length of `token_ids` at which a block is full or the sequence is over.
+        next_check: the length of `token_ids` at which the next block is full.
+        last_length: the length at which the sequence is over.
         leader: after a resumption, the sibling whose prompt blocks this one shares, and which has to fill them first:
             up to `leader_tokens` tokens.
         score: sum of its output tokens' log probabilities, where sequences are ranked.
@@ -78,6 +79,7 @@ class Sequence:
         "finished",
         "handle",
         "host_table",
+        "last_length",
         "last_step",
         "leader",
         "leader_tokens",
@@ -91,6 +93,7 @@ class Sequence:
         "score",
         "sequence_id",
         "stop_token_ids",
+        "streamed",
         "table",
         "token_ids",
     )
@@ -104,6 +107,7 @@ class Sequence:
         self.prompt_length = len(spec.prompt_token_ids)
         self.token_ids = list(spec.prompt_token_ids)
         self.stop_token_ids = spec.stop_token_ids
+        self.streamed = request.streamed
         self.num_computed = 0
         self.table: list[Block] = []
         self.host_table: list[Block] = []
@@ -113,6 +117,7 @@ class Sequence:
         self.last_step = 0
         self.due_step = 0
         self.next_check = 0
+        self.last_length = 0
         self.leader: Sequence | None = None
         self.leader_tokens = 0
         self.score = 0.0

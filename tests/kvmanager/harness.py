@@ -6,17 +6,19 @@ import random
 from collections.abc import Hashable, Mapping
 
 from kvmanager.accounts import Quota
+from kvmanager.beam_search import Hypothesis
 from kvmanager.capacity import Capacity
 from kvmanager.content import Identify, block_identity
 from kvmanager.cost_model import Preemption
-from kvmanager.events import Event
+from kvmanager.counters import Counters
+from kvmanager.events import Event, EventKind
 from kvmanager.manager import KVManager
 from kvmanager.replica import Replica
-from kvmanager.request import FinishReason
+from kvmanager.request import FinishReason, Request
 from kvmanager.scheduler import Limits
-from kvmanager.spec import RequestSpec, Scope
+from kvmanager.spec import PinOrder, RequestSpec, Scope
 from kvmanager.step import Outputs, Progress, Speeds, StepBatch, Usage
-from tests.oracle import VOCAB_SIZE, Oracle, expected_beams, expected_best_of, expected_output
+from tests.oracle import VOCAB_SIZE, Oracle, RankedOutput, expected_beams, expected_best_of, expected_output
 
 FIRST = "executor-0"
 
@@ -86,17 +88,42 @@ class Harness:
         self.take(self.manager.detach_executor(name, self.now))
         del self.oracles[name]
 
+    def lose_and_return(self, name: str = FIRST) -> None:
+        """The executor crashes, and a new process takes its place."""
+        self.detach(name)
+        self.attach(name)
+
+    def drain(self, name: str = FIRST) -> None:
+        self.take(self.manager.drain_executor(name, self.now))
+
     # Requests
 
     def prompt(self, length: int) -> list[int]:
         return [self.rng.randrange(VOCAB_SIZE) for _ in range(length)]
 
     def submit(self, handle: Hashable, prompt: list[int], max_tokens: int = 8, **options: object) -> None:
+        """Submits a request; its handle is its seed, unless there is one in the options."""
         if "salt" in options:
             options["spans"] = ((len(prompt), Scope(options.pop("salt"))),)  # type: ignore[arg-type]
-        spec = RequestSpec(handle, prompt, max_tokens=max_tokens, sampling=handle, **options)  # type: ignore[arg-type]
+        if "scope" in options:
+            options["spans"] = ((len(prompt), options.pop("scope")),)
+        options["sampling"] = options.pop("seed", handle)
+        spec = RequestSpec(handle, prompt, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
         self.manager.submit(spec, self.now)
         self.specs[handle] = spec
+
+    def pin(self, pin_id: str, prompt: list[int], ttl: float = 60.0, **options: object) -> None:
+        self.submit(("pin", pin_id), prompt, max_tokens=1, pin=PinOrder(pin_id, ttl), **options)
+
+    def abort(self, handle: Hashable, sample_index: int | None = None) -> None:
+        self.take(self.manager.abort(handle, self.now, sample_index))
+
+    def expire(self, now: float) -> None:
+        self.now = now
+        self.take(self.manager.expire(now))
+
+    def request(self, handle: Hashable) -> Request:
+        return self.manager._requests[handle]
 
     # Steps
 
@@ -132,6 +159,34 @@ class Harness:
                     self.result(name)
         raise AssertionError("requests that never end")
 
+    def finish_steps(self) -> None:
+        """Until no step is under way; builds no new one."""
+        for name, oracle in self.oracles.items():
+            while oracle.pending:
+                self.result(name)
+
+    def run_and_check(self) -> None:
+        """To the end: every request is answered, every answer is right, and nobody holds a block."""
+        self.run()
+        assert not self.errors
+        self.check_answers()
+        for handle, spec in self.specs.items():
+            assert handle in self.usage, f"{handle} was not answered"
+            assert spec.pin is not None or self.usage[handle].completion_tokens >= spec.n
+        self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        """No block is held but those of pins, and no executor knows a sequence."""
+        for name, oracle in self.oracles.items():
+            while self.schedule(name) is not None:
+                self.result(name)
+            assert not oracle.sequences
+            memory = self.manager.replicas[name].memory
+            pinned = {block for pin in self.manager.pins for block in pin.blocks or [] if pin.replica.name == name}
+            assert memory.pool.num_referenced == len(pinned)
+            memory.start_step(memory.last_finished_step + 1)  # nothing is read any more
+            assert memory.host.pool.num_referenced == 0
+
     # What gateways hear
 
     def take(self, outputs: Outputs) -> None:
@@ -159,21 +214,23 @@ class Harness:
     def expected(self, handle: Hashable, sample_index: int = 0) -> list[int]:
         spec = self.specs[handle]
         if spec.beam is not None:
-            return self._expected_beams(spec)[sample_index].token_ids
+            return self.expected_beams(handle)[sample_index].token_ids
         if spec.best_of > spec.n:
-            stop = spec.stop_token_ids
-            best = expected_best_of(
-                spec.prompt_token_ids, handle, spec.n, spec.best_of, spec.max_tokens, stop, spec.min_tokens
-            )
-            return best[sample_index].token_ids
+            return self.expected_best_of(handle)[sample_index].token_ids
         return expected_output(
-            spec.prompt_token_ids, handle, sample_index, spec.max_tokens, spec.stop_token_ids, spec.min_tokens
+            spec.prompt_token_ids, spec.sampling, sample_index, spec.max_tokens, spec.stop_token_ids, spec.min_tokens
         )
 
-    def _expected_beams(self, spec: RequestSpec):
+    def expected_best_of(self, handle: Hashable) -> list[RankedOutput]:
+        spec = self.specs[handle]
+        prompt, stop = spec.prompt_token_ids, spec.stop_token_ids
+        return expected_best_of(prompt, spec.sampling, spec.n, spec.best_of, spec.max_tokens, stop, spec.min_tokens)
+
+    def expected_beams(self, handle: Hashable) -> list[Hypothesis]:
+        spec = self.specs[handle]
         assert spec.beam is not None
         prompt, stop = spec.prompt_token_ids, spec.stop_token_ids
-        return expected_beams(prompt, spec.handle, spec.beam, spec.max_tokens, stop, spec.n)
+        return expected_beams(prompt, spec.sampling, spec.beam, spec.max_tokens, stop, spec.n)
 
     def check_answers(self) -> None:
         """Every request that ended well has exactly the expected tokens."""
@@ -189,5 +246,25 @@ class Harness:
     def referenced_blocks(self) -> int:
         return sum(replica.memory.pool.num_referenced for replica in self.manager.replicas.values())
 
-    def handles(self, kind: object) -> list[Hashable]:
+    @property
+    def counters(self) -> Counters:
+        return self.manager.counters
+
+    def handles(self, kind: EventKind) -> list[Hashable]:
+        """Whom that happened to, in order."""
         return [event.handle for event in self.events if event.kind is kind]
+
+    def details(self, kind: EventKind, handle: Hashable) -> list[str]:
+        """How or why that happened to a request, in order."""
+        return [event.detail for event in self.events if event.kind is kind and event.handle == handle]
+
+    def table(self, handle: Hashable, index: int = 0) -> list[int]:
+        """The block table of one of a request's sequences."""
+        return [block.block_id for block in self.request(handle).sequences[index].table]
+
+    def prefilled_tokens(self, handle: Hashable) -> int:
+        """Tokens of a request that were computed in prompt chunks."""
+        return sum(e.value for e in self.events if e.kind is EventKind.PREFILL and e.handle == handle)
+
+    def charged(self, owner: str, name: str = FIRST) -> int:
+        return self.manager.replicas[name].memory.pool.accounts[owner].num_charged

@@ -47,8 +47,9 @@ class DecodeSet:
         """Takes the sequences that are due in this step from the agenda."""
         due = []
         for sequence in self._agenda.pop(step, ()):
-            if sequence.due_step == step:
-                sequence.due_step = 0  # it may stand there twice, if it left and came back
+            # It may have left, for another executor even, and it may stand here twice, if it came back.
+            if sequence.due_step == step and sequence.sequence_id in self.sequences:
+                sequence.due_step = 0
                 due.append(sequence)
         return due
 

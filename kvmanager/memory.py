@@ -122,8 +122,12 @@ class Memory:
         return self.pool.accounts.guaranteed(request.owner, self._prompt_blocks_of_others(request))
 
     def _prompt_blocks_of_others(self, request: Request) -> Counter[str]:
-        num_blocks = len(request.spec.prompt_token_ids) // self.block_size
-        owners = Counter(request.scopes[index].owner for index in range(num_blocks))
+        """Blocks with tokens of the prompt that are charged to somebody else than the answer's are, at most."""
+        spec = request.spec
+        num_full, rest = divmod(len(spec.prompt_token_ids), self.block_size)
+        owners = Counter(request.scopes[index].owner for index in range(num_full))
+        if rest:
+            owners[request.scopes[num_full].owner] += spec.num_sequences  # each gets a copy of its own
         owners.pop(request.owner, None)
         return owners
 
@@ -226,7 +230,7 @@ class Memory:
         fetched: dict[Block, Block] = {}
         leader = sequences[0]
         for sequence, sources in zip(sequences, admission.sources, strict=True):
-            sequence.table = [self._fetch(block, request, fetched) for block in sources]
+            sequence.table = [self._fetch(block, request, index, fetched) for index, block in enumerate(sources)]
             if request.state is RequestState.SWAPPED:
                 self._reading_host += sequence.host_table
                 sequence.host_table = []
@@ -249,7 +253,7 @@ class Memory:
     def _allocate(self, request: Request, index: int) -> Block:
         return self.pool.allocate(self.pool.accounts[request.scopes[index].owner])
 
-    def _fetch(self, block: Block, request: Request, fetched: dict[Block, Block]) -> Block:
+    def _fetch(self, block: Block, request: Request, index: int, fetched: dict[Block, Block]) -> Block:
         """The device block for a source: itself, or one that it is copied to from the host tier."""
         if not self._is_host(block):
             return block
@@ -258,8 +262,7 @@ class Memory:
         if copy is not None:
             self.pool.retain(copy)
             return copy
-        owner = block.content.scope.owner if block.content else request.owner
-        copy = fetched[block] = self.pool.allocate(self.pool.accounts[owner])
+        copy = fetched[block] = self._allocate(request, index)
         self._swaps_in.append((block.block_id, copy.block_id))
         if block.content is not None:
             self.device.register(copy, block.content, self._step)

@@ -75,9 +75,9 @@ class Scheduler:
         self._factory = sequences
         self._counters = counters
         self._emit = emit
-        self._stalled: list[Sequence] = []
+        self._stalled: dict[int, Sequence] = {}
         self._expanded: list[Request] = []
-        self._duplicated: list[Sequence] = []
+        self._duplicated: dict[int, Sequence] = {}
         self._to_forget: list[int] = []
         self._suspects: set[Request] = set()
         self._progress: dict[int, list[tuple[Request, int]]] = {}
@@ -102,8 +102,8 @@ class Scheduler:
     def _schedule_decodes(self, batch: StepBatch, now: float) -> bool:
         """Gives each sequence that waits for its next token a row. Returns False if memory ran short."""
         step = batch.step
-        stalled, self._stalled = self._stalled, []
-        for sequence in stalled:
+        stalled, self._stalled = self._stalled, {}
+        for sequence in stalled.values():
             self.decoding.join(sequence, step)
         due = self.decoding.due(step)
         ready = self._secure(due, now)
@@ -192,7 +192,7 @@ class Scheduler:
     def _stall(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             self.decoding.leave(sequence)
-        self._stalled += sequences
+            self._stalled[sequence.sequence_id] = sequence
 
     def _announce_beams(self, batch: StepBatch) -> None:
         """Tells the executor how the beams went on since their last step."""
@@ -207,7 +207,7 @@ class Scheduler:
         self._expanded.clear()
 
     def _merge_duplicates(self, batch: StepBatch) -> None:
-        for sequence in self._duplicated:
+        for sequence in self._duplicated.values():
             for index, block in self.memory.merge_duplicates(sequence):
                 batch.table_edits.append((sequence.sequence_id, index, block.block_id))
         self._duplicated.clear()
@@ -380,7 +380,7 @@ class Scheduler:
         self._expanded.append(request)
         for sequence in request.sequences:
             self.sequences[sequence.sequence_id] = sequence
-            self._stalled.append(sequence)  # they decode again from the next step on
+            self._stalled[sequence.sequence_id] = sequence  # they decode again from the next step on
 
     def note_new_blocks(self, sequence: Sequence) -> None:
         """Blocks of the sequence may be full with the token that has arrived."""
@@ -389,7 +389,7 @@ class Scheduler:
 
     def _note_duplicates(self, sequence: Sequence) -> None:
         if sequence.duplicates:
-            self._duplicated.append(sequence)
+            self._duplicated[sequence.sequence_id] = sequence
 
     def drop(self, sequence: Sequence) -> None:
         """Ends a sequence and takes its blocks back."""
@@ -460,10 +460,8 @@ class Scheduler:
         """The sequence gets no more rows, and the executor forgets it."""
         self.decoding.leave(sequence)
         self.prefilling.pop(sequence.sequence_id, None)
-        if sequence in self._stalled:
-            self._stalled.remove(sequence)
-        if sequence in self._duplicated:
-            self._duplicated.remove(sequence)
+        self._stalled.pop(sequence.sequence_id, None)
+        self._duplicated.pop(sequence.sequence_id, None)
         if sequence.resident:
             self._to_forget.append(sequence.sequence_id)
             sequence.resident = False
@@ -534,7 +532,7 @@ class Scheduler:
         assert all(not sequence.finished for sequence in self.sequences.values())
         assert self.num_rows == sum(request.num_rows for request in self.running.values())
         assert self.num_rows <= self.limits.max_sequences
-        placed = [*self.decoding.sequences.values(), *self.prefilling.values(), *self._stalled]
+        placed = [*self.decoding.sequences.values(), *self.prefilling.values(), *self._stalled.values()]
         assert len(placed) == len(set(placed)), "a sequence is in two places"
         assert all(sequence.request.state is RequestState.RUNNING for sequence in placed)
 

@@ -265,7 +265,8 @@ class KVManagerMachine(RuleBasedStateMachine):
     def deliver(self, name):
         result = self.oracles[name].run()
         if result is not None:
-            self.take(self.manager.apply(name, result, self.now))
+            draining = self.manager.replicas[name].draining  # what waits there goes elsewhere, which may be smaller
+            self.take(self.manager.apply(name, result, self.now), executors_changed=draining)
 
     @rule(num_steps=st.integers(1, 8))
     def run_pipelined(self, num_steps):

@@ -25,8 +25,8 @@ class Content:
         parent: identity of the block before.
         tokens: int32, packed.
         scope: the narrowest of its tokens' scopes.
-        likeness: equal for equal tokens from the sequence's beginning on, whatever their scopes. Not collision-proof:
-            it explains misses, it never makes a match.
+        likeness: equal for equal tokens from the sequence's beginning on, whatever their scopes (`likeness_after`). Not
+            collision-proof: it explains misses and rules out matches, it never makes one.
     """
 
     identity: bytes
@@ -34,6 +34,10 @@ class Content:
     tokens: bytes
     scope: Scope
     likeness: int
+
+    def follows(self, likeness: int) -> bool:
+        """Whether the tokens before the block are those of this likeness: its parent's name alone may have collided."""
+        return self.likeness == likeness_after(likeness, self.tokens)
 
 
 def pack(token_ids: Sequence[int]) -> bytes:
@@ -59,6 +63,14 @@ def block_identity(parent: bytes, tokens: bytes, salt: bytes, adapter: bytes = b
 @lru_cache(maxsize=1024)
 def _frame(*lengths: int) -> bytes:
     return b"octavo.block.1 %d %d %d %d:" % lengths
+
+
+def likeness_after(before: int, tokens: bytes) -> int:
+    """Of a block with these tokens, given the likeness of the block before; 0 before the first.
+
+    Nothing that `block_identity` computes goes into it: where identities collide, likenesses still differ.
+    """
+    return hash((before, tokens))
 
 
 class ScopeMap:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvmanager.block import Block
-from kvmanager.content import ROOT, Content, Identify, pack
+from kvmanager.content import ROOT, Content, Identify, likeness_after, pack
 from kvmanager.cost_model import CostModel
 from kvmanager.request import PrefixMatchEnd, Sequence
 from kvmanager.tier import MemoryTier
@@ -42,12 +42,12 @@ class PrefixLookup:
         """Names the sequence's blocks up to this many, all of whose tokens are known."""
         contents, block_size, identify = sequence.contents, self._block_size, self._identify
         scopes = sequence.request.scopes
-        parent, likeness = (contents[-1].identity, contents[-1].likeness) if contents else (ROOT, 0)
+        parent, likeness = _end_of(contents)
         for index in range(len(contents), num_blocks):
             tokens = pack(sequence.token_ids[index * block_size : (index + 1) * block_size])
             scope = scopes[index]
             identity = identify(parent, tokens, scope.salt)
-            likeness = hash((likeness, tokens))
+            likeness = likeness_after(likeness, tokens)
             contents.append(Content(identity, parent, tokens, scope, likeness))
             parent = identity
 
@@ -83,14 +83,16 @@ class PrefixLookup:
         limit = min(self._block_size, len(sequence.token_ids) - 1 - first)
         if limit <= 0:
             return None
-        parent = self.contents(sequence, num_matched)[-1].identity if num_matched else ROOT
+        parent, likeness = _end_of(self.contents(sequence, num_matched))
         wanted = memoryview(pack(sequence.token_ids[first : first + limit])).cast("i")
         best: PartialMatch | None = None
         for block in self._device.cache.siblings(parent, sequence.request.scopes[num_matched].salt):
-            if block.written_step < step and block.content is not None:
-                length = _common_length(wanted, memoryview(block.content.tokens).cast("i"))
-                if length > (best.num_tokens if best else 0):
-                    best = PartialMatch(block, length)
+            content = block.content
+            if content is None or block.written_step >= step:
+                continue
+            length = _common_length(wanted, memoryview(content.tokens).cast("i"))
+            if length > (best.num_tokens if best else 0) and content.follows(likeness):
+                best = PartialMatch(block, length)
         return best if best and self._costs.copies_part(best.num_tokens) else None
 
     def match_end(self, sequence: Sequence, num_matched: int) -> PrefixMatchEnd:
@@ -109,6 +111,11 @@ class PrefixLookup:
 
     def _has_likeness(self, owner: str, content: Content) -> bool:
         return self._device.cache.has_likeness(owner, content) or self._host.cache.has_likeness(owner, content)
+
+
+def _end_of(contents: list[Content]) -> tuple[bytes, int]:
+    """Identity and likeness of the last block, which the next one's go on from."""
+    return (contents[-1].identity, contents[-1].likeness) if contents else (ROOT, 0)
 
 
 def _common_length(left: memoryview, right: memoryview) -> int:

@@ -37,9 +37,14 @@ class PrefixCache:
         return len(self._blocks)
 
     def get(self, content: Content) -> Block | None:
-        """The block with this content, verified against the tokens: equal names are not proof enough."""
+        """The block with this content, verified against the tokens: equal names are not proof enough.
+
+        Its own are compared one by one, those before it by their likeness: their names may have collided too.
+        """
         block = self._blocks.get(content.identity)
-        if block is None or block.content is None or block.content.tokens != content.tokens:
+        if block is None or (found := block.content) is None:
+            return None
+        if found.tokens != content.tokens or found.likeness != content.likeness:
             return None
         return block
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from benchmarks import memory_waste, sharing
-from benchmarks.candidate_model import SHORT_ANSWERS
+from benchmarks.candidate_model import LONG_ANSWERS, SHORT_ANSWERS, BeamProfile
 from benchmarks.core_run import CoreRun
 from benchmarks.workloads import ALPACA, RequestLengths
 
@@ -52,6 +52,21 @@ def test_samples_share_the_full_blocks_of_their_prompt(seed: int) -> None:
     # Ten blocks of prompt; the output grows from none to ten blocks, five on average.
     share = sharing.saved("parallel", 2, [RequestLengths(160, 160)] * 20, 16, seed, SHORT_ANSWERS)
     assert share == pytest.approx(10 / 31, abs=0.03)
+
+
+# Saved in the block tables of SmolLM2-135M-Instruct's beams, with prompts of so many tokens in blocks of 16.
+@pytest.mark.parametrize(
+    ("profile", "lengths", "measured"),
+    [
+        (SHORT_ANSWERS, RequestLengths(19, 100), {2: 0.362, 4: 0.534, 6: 0.591}),
+        (LONG_ANSWERS, RequestLengths(161, 400), {2: 0.427, 4: 0.655, 6: 0.704}),
+    ],
+)
+def test_beams_share_as_much_as_those_of_a_real_model(
+    profile: BeamProfile, lengths: RequestLengths, measured: dict[int, float]
+) -> None:
+    for width, share in measured.items():
+        assert sharing.saved("beam", width, [lengths] * 16, 16, 1, profile) == pytest.approx(share, abs=0.03)
 
 
 def test_more_sequences_save_more_and_beams_most(seed: int, capsys: pytest.CaptureFixture[str]) -> None:

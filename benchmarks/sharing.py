@@ -55,7 +55,7 @@ def saved(
 
 
 def main(
-    requests: Annotated[int, typer.Option(min=1, help="Requests of each case.")] = 200,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each case.")] = 1000,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 16,
     seed: Annotated[int, typer.Option(help="Decides lengths and tokens.")] = 0,
     similarity: Annotated[

@@ -347,8 +347,10 @@ class KVManager:
         outputs = Outputs()
         for pin in self.pins.due(now):
             self._let_go(pin, now)
-        for handle in self._deadlines.due(now, self._requests):
-            self._end(self._requests[handle], outputs, now, error=DeadlineExceeded("the request's time is over"))
+        for handle in dict.fromkeys(self._deadlines.due(now, self._requests)):
+            request = self._requests[handle]
+            if request.spec.deadline is not None and request.spec.deadline <= now:  # not an earlier one's of this name
+                self._end(request, outputs, now, error=DeadlineExceeded("the request's time is over"))
         return self._settle(outputs)
 
     def next_deadline(self) -> float | None:

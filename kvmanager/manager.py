@@ -98,10 +98,11 @@ class KVManager:
             ValueError: its blocks are not of the others' size.
         """
         outputs = self.detach_executor(name, now)
-        if self.replicas and self.capacity is not None and capacity.block_size != self.capacity.block_size:
-            raise ValueError(
-                f"executor {name} has blocks of {capacity.block_size} tokens, the others of {self.capacity.block_size}"
-            )
+        if self.capacity is not None and (block_size := self.capacity.block_size) != capacity.block_size:
+            if self.replicas:
+                raise ValueError(f"{name} has blocks of {capacity.block_size} tokens, the others of {block_size}")
+            for request in self._requests.values():
+                request.cut(capacity.block_size)
         costs = CostModel(self._preemption, capacity.block_size)
         costs.speeds = speeds or Speeds()
         memory = Memory(name, capacity, costs, self.quotas, self.kv_events, self._prefix_caching, self._identify)
@@ -220,7 +221,7 @@ class KVManager:
         assert request.spec.pin is not None
         assert self.capacity is not None
         known = self.pins.get(request.spec.pin.pin_id)
-        pin = known or self.pins.add(request, self.capacity.block_size)
+        pin = known or self.pins.add(request.spec)
         if home is None:
             return
         try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvmanager.block import Block
+from kvmanager.content import ScopeMap
 from kvmanager.errors import PinRefused
 from kvmanager.replica import Replica
 from kvmanager.request import Request
@@ -19,14 +20,14 @@ class Pin:
 
     Attributes:
         spec: the request that computes it.
-        charges: blocks by owner.
+        charges: blocks by owner, where it is placed.
         replica: where it is, or will be; None while no executor has it.
         blocks: the blocks that it holds; None until they are computed.
         expires: when it is let go of; None until it has been computed for the first time.
     """
 
     spec: RequestSpec
-    charges: Counter[str]
+    charges: Counter[str] = field(default_factory=Counter)
     replica: Replica | None = None
     blocks: list[Block] | None = None
     expires: float | None = None
@@ -52,11 +53,9 @@ class Pins:
     def get(self, pin_id: str) -> Pin | None:
         return self._pins.get(pin_id)
 
-    def add(self, request: Request, block_size: int) -> Pin:
+    def add(self, spec: RequestSpec) -> Pin:
         """Takes note of a pin that is still to be placed and computed."""
-        num_blocks = len(request.spec.prompt_token_ids) // block_size
-        charges = Counter(request.scopes[index].owner for index in range(num_blocks))
-        pin = Pin(request.spec, charges)
+        pin = Pin(spec)
         self._pins[pin.pin_id] = pin
         return pin
 
@@ -70,8 +69,11 @@ class Pins:
             PinRefused: one could not. Nothing has changed.
         """
         self._displace(pin)
-        _promise(pin, replica, 1)
         memory = replica.memory
+        scopes = ScopeMap(pin.spec.spans, memory.block_size)
+        num_blocks = len(pin.spec.prompt_token_ids) // memory.block_size
+        pin.charges = Counter(scopes[index].owner for index in range(num_blocks))
+        _promise(pin, replica, 1)
         for request in requests:
             worst = memory.capacity.worst_case(request.spec, request.max_length)
             left = memory.guaranteed(request)

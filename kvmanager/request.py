@@ -213,5 +213,12 @@ class Request:
         """Tokens are sent as they come."""
         return self.beams is None and not self.ranked and self.spec.pin is None
 
+    def cut(self, block_size: int) -> None:
+        """Cuts its sequences into blocks of another size. They must not have any yet."""
+        self.scopes = ScopeMap(self.spec.spans, block_size)
+        for sequence in self.sequences:
+            assert not sequence.table
+            sequence.contents.clear()
+
     def unfinished(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if not sequence.finished]

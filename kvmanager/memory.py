@@ -201,10 +201,11 @@ class Memory:
         blocks = self.host.pool.blocks
         return block.block_id < len(blocks) and blocks[block.block_id] is block
 
-    def shortage(self, charges: Charges, *, after_retirement: bool = False) -> str:
+    def shortage(self, charges: Charges, *, spare: int = 0, after_retirement: bool = False) -> str:
         """What stands in the way of these charges: "blocks", "tenant_limit", or nothing.
 
         Args:
+            spare: blocks that must be left over.
             after_retirement: count what becomes available once the steps under way have finished.
         """
         retiring = self._retiring() if after_retirement else Counter[Account]()
@@ -212,7 +213,7 @@ class Memory:
             room = account.room
             if room is not None and count > room + retiring[account]:
                 return "tenant_limit"
-        left = self.pool.num_available + retiring.total() - charges.total()
+        left = self.pool.num_available + retiring.total() - charges.total() - spare
         return "blocks" if left < self.pool.accounts.kept_for_owners(charges) else ""
 
     def admit(self, admission: Admission) -> None:

@@ -320,11 +320,7 @@ class Scheduler:
         admission = self.memory.plan(request)
         # Some blocks are kept back, so that a new request does not at once preempt itself.
         headroom = self.memory.pool.num_blocks // 100 if self.running else 0
-        charges = admission.charges
-        if headroom:
-            account = self.memory.pool.accounts[request.owner]
-            charges = charges + Counter({account: headroom})
-        reason = self.memory.shortage(charges)
+        reason = self.memory.shortage(admission.charges, spare=headroom)
         return reason, None if reason else admission
 
     def _start(self, batch: StepBatch, request: Request, admission: Admission, budget: int, now: float) -> int:

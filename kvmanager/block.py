@@ -19,13 +19,15 @@ class Block:
             way may still touch. A block with a count above 1 is never written.
         content: what the prefix cache knows it to hold; None while it holds nothing that can be given out.
         account: whom it is charged to while it is referenced, and counted for while it is cached.
+        on_host: it is one of the host tier's.
         written_step: last step that writes to it, once it has content; a later one may copy from it.
     """
 
-    __slots__ = ("account", "block_id", "content", "next", "previous", "reference_count", "written_step")
+    __slots__ = ("account", "block_id", "content", "next", "on_host", "previous", "reference_count", "written_step")
 
-    def __init__(self, block_id: int) -> None:
+    def __init__(self, block_id: int, on_host: bool = False) -> None:
         self.block_id = block_id
+        self.on_host = on_host
         self.reference_count = 0
         self.content: Content | None = None
         self.account: Account | None = None

@@ -25,8 +25,14 @@ class BlockPool:
         quotas: by owner.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[Block], None], quotas: Mapping[str, Quota]) -> None:
-        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+    def __init__(
+        self,
+        num_blocks: int,
+        on_evict: Callable[[Block], None],
+        quotas: Mapping[str, Quota],
+        on_host: bool = False,
+    ) -> None:
+        self.blocks = [Block(block_id, on_host) for block_id in range(num_blocks)]
         self.accounts = Accounts(num_blocks, quotas)
         self.num_cached = 0
         """Unreferenced blocks whose content may still be of use."""

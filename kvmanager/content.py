@@ -13,6 +13,8 @@ from kvmanager.spec import Scope
 ROOT = b""
 """The parent of a sequence's first block."""
 
+TOKEN_BYTES = 4
+
 Identify = Callable[[bytes, bytes, bytes], bytes]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvmanager.block import Block
-from kvmanager.content import ROOT, Content, Identify, likeness_after, pack
+from kvmanager.content import ROOT, TOKEN_BYTES, Content, Identify, likeness_after, pack
 from kvmanager.cost_model import CostModel
 from kvmanager.request import PrefixMatchEnd, Sequence
 from kvmanager.tier import MemoryTier
@@ -42,9 +42,12 @@ class PrefixLookup:
         """Names the sequence's blocks up to this many, all of whose tokens are known."""
         contents, block_size, identify = sequence.contents, self._block_size, self._identify
         scopes = sequence.request.scopes
+        first = len(contents)
+        packed, width = pack(sequence.token_ids[first * block_size : num_blocks * block_size]), block_size * TOKEN_BYTES
         parent, likeness = _end_of(contents)
-        for index in range(len(contents), num_blocks):
-            tokens = pack(sequence.token_ids[index * block_size : (index + 1) * block_size])
+        for index in range(first, num_blocks):
+            start = (index - first) * width
+            tokens = packed[start : start + width]
             scope = scopes[index]
             identity = identify(parent, tokens, scope.salt)
             likeness = likeness_after(likeness, tokens)

@@ -181,25 +181,18 @@ class Memory:
     ) -> Charges:
         charges: Charges = Counter()
         accounts, scopes = self.pool.accounts, request.scopes
-        counted: set[tuple[bool, int]] = set()
+        taken: dict[Block, Account | None] = {}  # siblings share what they take
         for order, (sequence, blocks) in enumerate(zip(sequences, sources, strict=True)):
             for index, block in enumerate(blocks):
-                fetched = self._is_host(block)
-                if fetched or block.reference_count == 0:
-                    key = (fetched, block.block_id)
-                    if key not in counted:
-                        counted.add(key)
-                        account = accounts[scopes[index].owner] if fetched else block.account
-                        assert account is not None
-                        charges[account] += 1
+                if block.on_host:
+                    taken[block] = accounts[scopes[index].owner]
+                elif not block.reference_count:
+                    taken[block] = block.account
             first = len(blocks) if order == 0 else max(len(blocks), num_shared)
             for index in range(first, self.capacity.blocks_for(len(sequence.token_ids))):
                 charges[accounts[scopes[index].owner]] += 1
+        charges.update(account for account in taken.values() if account is not None)
         return charges
-
-    def _is_host(self, block: Block) -> bool:
-        blocks = self.host.pool.blocks
-        return block.block_id < len(blocks) and blocks[block.block_id] is block
 
     def shortage(self, charges: Charges, *, spare: int = 0, after_retirement: bool = False) -> str:
         """What stands in the way of these charges: "blocks", "tenant_limit", or nothing.
@@ -224,7 +217,7 @@ class Memory:
         request, sequences = admission.request, admission.request.unfinished()
         for blocks in admission.sources:  # all of them first: allocating for one must not evict another's
             for block in blocks:
-                (self.host.pool if self._is_host(block) else self.pool).retain(block)
+                (self.host.pool if block.on_host else self.pool).retain(block)
         if admission.partial is not None:
             self.pool.retain(admission.partial.block)
             self._reading.append(admission.partial.block)
@@ -249,14 +242,14 @@ class Memory:
 
     def tokens_from_host(self, admission: Admission) -> int:
         """Tokens that the first sequence was given from the host tier."""
-        return sum(map(self._is_host, admission.sources[0])) * self.block_size
+        return sum(block.on_host for block in admission.sources[0]) * self.block_size
 
     def _allocate(self, request: Request, index: int) -> Block:
         return self.pool.allocate(self.pool.accounts[request.scopes[index].owner])
 
     def _fetch(self, block: Block, request: Request, index: int, fetched: dict[Block, Block]) -> Block:
         """The device block for a source: itself, or one that it is copied to from the host tier."""
-        if not self._is_host(block):
+        if not block.on_host:
             return block
         self._reading_host.append(block)
         copy = fetched.get(block)

@@ -42,11 +42,7 @@ class PrefixCache:
         Its own are compared one by one, those before it by their likeness: their names may have collided too.
         """
         block = self._blocks.get(content.identity)
-        if block is None or (found := block.content) is None:
-            return None
-        if found.tokens != content.tokens or found.likeness != content.likeness:
-            return None
-        return block
+        return block if block is not None and _same(block.content, content) else None
 
     def match(self, contents: Sequence[Content]) -> list[Block]:
         """Returns the longest chain of blocks with these contents.
@@ -54,11 +50,12 @@ class PrefixCache:
         Takes no reference: the caller checks its capacity first, then retains them.
         """
         matched: list[Block] = []
+        find, take = self._blocks.get, matched.append
         for content in contents:
-            block = self.get(content)
-            if block is None:
+            block = find(content.identity)
+            if block is None or not _same(block.content, content):
                 break
-            matched.append(block)
+            take(block)
         return matched
 
     def siblings(self, parent: bytes, salt: bytes) -> list[Block]:
@@ -135,3 +132,7 @@ class PrefixCache:
             assert block in self._siblings[content.parent, content.scope.salt]
         assert sum(map(len, self._siblings.values())) == len(holding)
         assert sum(self._likenesses.values()) == len(holding)
+
+
+def _same(found: Content | None, wanted: Content) -> bool:
+    return found is not None and found.tokens == wanted.tokens and found.likeness == wanted.likeness

@@ -176,7 +176,7 @@ class Request:
         num_rows: sequences that it may run at once, which count against the limit of running ones.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission; None before it.
         num_losses: executors that were lost while it ran, since its last token.
-        waiting_reason: why it was not admitted when last looked at.
+        waiting_reason: why it was not admitted when last looked at, and `available_then` the blocks there were.
         branches, choices: what the executor has to hear before the beams go on: (parent, child) and (beam, token).
     """
 
@@ -193,6 +193,7 @@ class Request:
     prefix_match_end: PrefixMatchEnd | None = None
     num_losses: int = 0
     waiting_reason: str = ""
+    available_then: int = 0
     state: RequestState = RequestState.WAITING
     state_since: float = 0.0
     branches: list[tuple[Sequence, Sequence]] = field(default_factory=list)

@@ -317,6 +317,10 @@ class Scheduler:
             return "isolation", None
         if self.num_rows + _rows_of(request) > self.limits.max_sequences:
             return "max_sequences", None
+        available = self.memory.pool.num_available
+        if self.running and request.waiting_reason == "blocks" and available <= request.available_then:
+            return "blocks", None  # no more than when it was looked at last
+        request.available_then = available
         admission = self.memory.plan(request)
         # Some blocks are kept back, so that a new request does not at once preempt itself.
         headroom = self.memory.pool.num_blocks // 100 if self.running else 0

@@ -31,7 +31,7 @@ class MemoryTier:
         before_evict: Callable[[Block], None] = lambda block: None,
     ) -> None:
         self.cache = PrefixCache(executor, tier, log, max(num_blocks, MIN_REMEMBERED))
-        self.pool = BlockPool(num_blocks, self._evict, quotas)
+        self.pool = BlockPool(num_blocks, self._evict, quotas, on_host=tier is Tier.HOST)
         self._before_evict = before_evict
 
     def register(self, block: Block, content: Content, written_step: int) -> bool:

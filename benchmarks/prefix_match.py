@@ -4,11 +4,11 @@
 
 Prints JSON lines, last the summary:
 
-- `match_ms_p50`: a prompt of `prompt_tokens` is named block by block and found in the cache, of which it is a small part.
+- `match_ms_p50`: a prompt of `prompt_tokens` is named block by block and found in the cache, a small part of which it is.
 - `evict_us_p50_N`: giving up one cached block out of N, all of them cached, and `evict_ratio`, the largest over the
   smallest: flat means near 1.
-- With a model: `copy_break_even_tokens`, so many tokens' prefill takes as long as copying a block within the device pool:
-  reuse inside a partly matching block pays from there on.
+- With a model: `copy_break_even_tokens`, so many tokens' prefill takes as long as copying a block within the device
+  pool: reuse inside a partly matching block pays from there on.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Prints JSON lines, last the summary:
 
-- `match_ms_p50`: a prompt of `prompt_tokens` is named block by block and found in the cache, a small part of which it is.
+- `match_ms_p50`: a prompt of `prompt_tokens` is named block by block and found in a cache that is much larger.
 - `evict_us_p50_N`: giving up one cached block out of N, all of them cached, and `evict_ratio`, the largest over the
   smallest: flat means near 1.
 - With a model: `copy_break_even_tokens`, so many tokens' prefill takes as long as copying a block within the device

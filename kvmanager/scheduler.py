@@ -343,7 +343,7 @@ class Scheduler:
         for sequence in request.unfinished():
             self._take_over(sequence)
             self._announce(batch, sequence)
-            if swapped and sequence.num_computed == len(sequence.token_ids) - 1:
+            if swapped and request.forked and sequence.num_computed == len(sequence.token_ids) - 1:
                 self.decoding.join(sequence, batch.step + 1)  # where it left off; its block may be shared
             else:
                 self.prefilling[sequence.sequence_id] = sequence

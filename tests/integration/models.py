@@ -96,9 +96,9 @@ class Model:
         return self._executors[key]
 
 
-def random_prompts(lengths: list[int], seed: int) -> list[list[int]]:
+def random_prompt(length: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
+    return list(torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist())
 
 
 def make_tiny(family: str, path: Path) -> Model:
@@ -111,7 +111,8 @@ def make_tiny(family: str, path: Path) -> Model:
             is_norm = parameter.dim() == 1 and name.endswith("weight")
             parameter.copy_(1 + 0.2 * noise if is_norm else 0.3 * noise)
     model.save_pretrained(path)
-    return Model(path, model, random_prompts([3, 11, 17, 18, 30, 33, 47, 64], seed=1), memory="4MiB")
+    prompts = [random_prompt(length, seed=length) for length in (3, 11, 17, 18, 30, 33, 47, 64)]
+    return Model(path, model, prompts, memory="4MiB")
 
 
 def load_demo_model() -> Model:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 import transformers
 
@@ -32,13 +31,6 @@ class Output:
     token_ids: list[int]
     score: float = 0.0
     margin: float = float("inf")
-
-
-def require_clear(outputs: list[Output], least: float = CLEAR) -> None:
-    """Skips a test whose answer rounding decides."""
-    margin = min(output.margin for output in outputs)
-    if margin < least:
-        pytest.skip(f"the reference has a near tie: {margin:.1e}")
 
 
 def _generate(model: Model, prompt: list[int], max_tokens: int, **options: Any) -> Any:
@@ -73,33 +65,31 @@ def greedy(model: Model, prompt: list[int], max_tokens: int, **options: Any) -> 
 
 @torch.inference_mode()
 def sample(
-    model: Model, prompt: list[int], max_tokens: int, *, seed: int, sample_index: int = 0, temperature: float = 1.0
+    model: Model,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    seed: int,
+    sample_index: int = 0,
+    temperature: float = 1.0,
+    stop_token_ids: tuple[int, ...] = (),
 ) -> Output:
     """Inverse-CDF sampling of what `transformers` computes, with the executor's random numbers."""
     output: list[int] = []
     logprobs: list[float] = []
     margin = 1.0
     inputs, cache = torch.tensor([prompt]), None
-    for position in range(max_tokens):
+    while len(output) < max_tokens and not (output and output[-1] in stop_token_ids):
         result = model.transformers(inputs, past_key_values=cache, use_cache=True)
         cache, logits = result.past_key_values, result.logits[0, -1].double()
         shares = torch.softmax(logits / temperature, dim=-1).cumsum(dim=-1)
-        number = uniform(seed, sample_index, position)
+        number = uniform(seed, sample_index, len(output))
         token = int(torch.searchsorted(shares, torch.tensor(number, dtype=torch.float64), right=True))
         margin = min(margin, float(shares[token]) - number, number - float(shares[token - 1] if token else -1))
         output.append(token)
         logprobs.append(float(torch.log_softmax(logits, dim=-1)[token]))
         inputs = torch.tensor([[token]])
     return Output(output, sum(logprobs) / len(logprobs), margin)
-
-
-def clear_seed(model: Model, prompt: list[int], max_tokens: int, count: int, first: int = 0) -> tuple[int, list[Output]]:
-    """A seed whose first samples rounding does not decide, and those."""
-    for seed in range(first, first + 100):
-        samples = [sample(model, prompt, max_tokens, seed=seed, sample_index=index) for index in range(count)]
-        if min(each.margin for each in samples) >= CLEAR_DRAW:
-            return seed, samples
-    raise AssertionError("every seed has a near tie")
 
 
 # Beams

@@ -226,9 +226,7 @@ class Stack:
     def preempted(self, handle: int) -> list[str]:
         """How the request was preempted, each time."""
         return [
-            event.detail
-            for event in self.events
-            if event.kind is EventKind.PREEMPTED and event.handle == (0, handle)
+            event.detail for event in self.events if event.kind is EventKind.PREEMPTED and event.handle == (0, handle)
         ]
 
     # Looking in

@@ -8,12 +8,12 @@ import functools
 import pytest
 
 from tests.integration.models import Model
-from tests.integration.reference import Output, greedy, require_clear
+from tests.integration.reference import CLEAR, Output, greedy
 from tests.integration.stack import Stack
 
 pytestmark = pytest.mark.timeout(300)
 
-NUM_TOKENS = 20
+NUM_TOKENS = 24
 
 
 @functools.lru_cache
@@ -23,7 +23,8 @@ def reference(model: Model) -> list[Output]:
 
 
 def expected(model: Model) -> list[list[int]]:
-    require_clear(reference(model))
+    if min(output.margin for output in reference(model)) < CLEAR:
+        pytest.skip("the reference has a near tie")
     return [output.token_ids for output in reference(model)]
 
 

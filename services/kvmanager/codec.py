@@ -52,6 +52,7 @@ _PREFIX_MATCH_ENDS = {
 def decode_submission(message: kvmanager_pb2.Submission, session: int, now: float) -> RequestSpec:
     """Raises ValueError where a column's length or a number is impossible."""
     tenant = message.tenant or DEFAULT_TENANT
+    pin = PinOrder(message.pin.pin_id, message.pin.ttl_us / 1e6) if message.HasField("pin") else None
     return RequestSpec(
         handle=(session, message.handle),
         prompt_token_ids=unpack_int32(message.prompt_token_ids),
@@ -60,14 +61,14 @@ def decode_submission(message: kvmanager_pb2.Submission, session: int, now: floa
         n=message.n,
         best_of=message.best_of,
         beam=_decode_beam_search(message.beam_search) if message.HasField("beam_search") else None,
-        max_tokens=message.max_tokens,
+        max_tokens=1 if pin else message.max_tokens,
         min_tokens=message.min_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         sampling=message.sampling,
         deadline=now + message.timeout_us / 1e6 if message.timeout_us else None,
         priority=message.priority,
         report_progress=message.report_progress,
-        pin=PinOrder(message.pin.pin_id, message.pin.ttl_us / 1e6) if message.HasField("pin") else None,
+        pin=pin,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvmanager.errors import RequestError
 from kvmanager.manager import KVManager
@@ -114,9 +114,10 @@ class Driver:
         for other, known in self._descriptions.items():
             if known.incarnation == description.incarnation:
                 raise ExecutorRefused(f"it is the executor that is connected at {other}")
+            _check_same(("block_size", "max_model_len"), known.model, description.model, f"that of {other}")
         if self._first is None:
             self._first = description
-        _check_same_model(self._first.model, description.model)
+        _check_same(("name", "vocab_size"), self._first.model, description.model, "that of the first executor")
         self._descriptions[address] = description
         self._epochs[address] = epoch
         outputs = self.manager.attach_executor(
@@ -226,13 +227,13 @@ class Driver:
             self._steps_checked = steps
 
 
-def _check_same_model(first: inference_pb2.Model, model: inference_pb2.Model) -> None:
+def _check_same(fields: Sequence[str], others: inference_pb2.Model, model: inference_pb2.Model, whose: str) -> None:
     """Replicas may differ in the size of their memory only: a request may go on with any of them.
 
     Raises:
         ExecutorRefused: naming what differs.
     """
-    for field in ("name", "block_size", "vocab_size", "max_model_len"):
-        theirs, its = getattr(first, field), getattr(model, field)
+    for field in fields:
+        theirs, its = getattr(others, field), getattr(model, field)
         if theirs != its:
-            raise ExecutorRefused(f"its model's {field} is {its!r}; that of the first executor is {theirs!r}")
+            raise ExecutorRefused(f"its model's {field} is {its!r}; {whose} is {theirs!r}")

@@ -90,7 +90,8 @@ class InnerGateway:
         return reply
 
     async def wait_for_tokens(self, reply: Reply, number: int) -> None:
-        await self._wait(lambda: sum(map(len, reply.sequences.values())) >= number)
+        await self._wait(lambda: sum(map(len, reply.sequences.values())) >= number or reply.end is not None)
+        assert reply.end is None, f"it has ended before: {reply}"
 
     async def finished(self, reply: Reply) -> Reply:
         await self._wait(lambda: reply.end is not None)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from octavo.client import OctavoError
-from octavo.v1 import kvmanager_pb2
+from octavo.v1 import inference_pb2, kvmanager_pb2
 from tests.oracle import expected_output
 from tests.services.kvmanager.conftest import MakeRig, Rig
 from tests.services.kvmanager.oracle_service import OracleService
@@ -226,7 +226,8 @@ async def test_an_executor_of_another_model_is_refused(
         await asyncio.sleep(0.2)  # it is asked several times
     (record,) = [each for each in caplog.records if each.message == "executor refused"]
     wanted = getattr(one.model, field)
-    assert record.reason == f"its model's {field} is {value!r}; that of the first executor is {wanted!r}"  # type: ignore[attr-defined]
+    whose = "the first executor" if field in ("name", "vocab_size") else one.address
+    assert record.reason == f"its model's {field} is {value!r}; that of {whose} is {wanted!r}"  # type: ignore[attr-defined]
     assert record.address == other.address  # type: ignore[attr-defined]
     assert other.batches == []
     await other.kill()
@@ -234,6 +235,27 @@ async def test_an_executor_of_another_model_is_refused(
     await other.start()
     rig.executors.append(other)
     await rig.eventually(rig.all_attached, "it has joined")
+
+
+async def test_a_lone_executor_may_come_back_with_other_limits_but_not_as_another_model(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request goes on where it was; the tokens of another model would be a strange ending."""
+    monkeypatch.setattr("services.kvmanager.executor_link.REFUSED_SECONDS", 0.05)
+    one = OracleService()
+    rig = await make_rig(one)
+    reply = await rig.gateway.submit(prompt_of(1), seed=1, max_tokens=LONG)
+    await rig.gateway.wait_for_tokens(reply, 5)
+    await one.kill()
+    one.model.name = "another"
+    await one.start()
+    await rig.eventually(lambda: "executor refused" in caplog.messages, "it is refused")
+    await one.kill()
+    one.model.MergeFrom(inference_pb2.Model(name="oracle", block_size=8, max_model_len=200))
+    await one.start()
+    assert (await rig.gateway.finished(reply)).sequences[0] == expected_output(prompt_of(1), 1, 0, LONG, NO_STOP)
+    model = rig.gateway.backends[-1].model
+    assert (model.block_size, model.max_model_len) == (8, 200)
 
 
 async def test_one_executor_under_two_names_is_taken_once(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -59,6 +60,10 @@ class Account:
     def room(self) -> int | None:
         """Blocks until its limit; None without one."""
         return self.quota.max_blocks - self.num_charged if self.quota.max_blocks else None
+
+
+Charges = Counter[Account]
+"""Blocks that each account would be charged with."""
 
 
 class Accounts:

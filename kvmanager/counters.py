@@ -65,8 +65,8 @@ class Counters:
         """Adds one step's use of memory."""
         num_referenced, block_size = memory.pool.num_referenced, memory.block_size
         self.slot_steps += num_referenced * block_size
-        self.internal_slot_steps += memory.num_retiring() * block_size
-        num_entries = 0
+        self.internal_slot_steps += memory.fence.charges().total() * block_size
+        num_entries = len(memory.fence.blocks())
         shared: set[int] = set()  # siblings may share their last block: its empty slots count once
         for sequence in sequences:
             num_entries += len(sequence.table)

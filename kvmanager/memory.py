@@ -7,20 +7,19 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from kvmanager.accounts import Account, Quota
+from kvmanager.accounts import Account, Charges, Quota
 from kvmanager.block import Block
 from kvmanager.capacity import Capacity
 from kvmanager.content import Identify, block_identity, pack
+from kvmanager.copies import PendingCopies
 from kvmanager.cost_model import CostModel
 from kvmanager.errors import InvalidRequest
+from kvmanager.fence import Fence
 from kvmanager.kv_events import KVEventLog, Tier
 from kvmanager.lookup import PartialMatch, PrefixLookup
 from kvmanager.request import PrefixMatchEnd, Request, RequestState, Sequence
-from kvmanager.step import StepBatch
+from kvmanager.swapper import Swapper
 from kvmanager.tier import MemoryTier
-
-Charges = Counter[Account]
-"""Blocks that each account would be charged with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,6 @@ class Admission:
 class Memory:
     """Gives sequences their blocks, shares them, copies them on write, moves them to the host tier and back.
 
-    Blocks that a step under way may still touch are *retired* when they are released: they keep their reference until
-    that step's result has arrived (`release_retired`). Blocks that the step being built copies from keep a reference
-    until the next one is built (`start_step`): a step moves and copies before it writes.
-
     Args:
         executor: its name in events.
         quotas: by owner.
@@ -70,38 +65,16 @@ class Memory:
         self.capacity = capacity
         self.block_size = capacity.block_size
         self.costs = costs
-        self.device = MemoryTier(executor, Tier.DEVICE, capacity.num_blocks, quotas, log, self._keep_evicted)
         self.host = MemoryTier(executor, Tier.HOST, capacity.num_host_blocks, {}, log)
+        self.device = MemoryTier(executor, Tier.DEVICE, capacity.num_blocks, quotas, log)
         self.pool = self.device.pool
+        self.fence = Fence(self.pool)
+        self.copies = PendingCopies(self.pool, self.host.pool)
+        self._swapper = Swapper(self.device, self.host, self.copies, costs)
+        self.device.before_evict = self._swapper.keep_evicted
         self.lookup = PrefixLookup(self.device, self.host, capacity.block_size, costs, identify)
-        self.last_finished_step = 0
         self._prefix_caching = prefix_caching
-        self._step = 0
-        self._retired: dict[int, list[list[Block]]] = {}
-        self._reading: list[Block] = []
-        self._reading_host: list[Block] = []
         self._pinned: list[list[Block]] = []
-        self._swaps_out: list[tuple[int, int]] = []
-        self._swaps_in: list[tuple[int, int]] = []
-        self._copies: list[tuple[int, int]] = []
-
-    # The step being built
-
-    def start_step(self, step: int) -> None:
-        """What earlier steps copied from may be overwritten by this one."""
-        self._step = step
-        if self._reading:
-            self.pool.release(self._reading)
-            self._reading.clear()
-        if self._reading_host:
-            self.host.pool.release(self._reading_host)
-            self._reading_host.clear()
-
-    def hand_over_copies(self, batch: StepBatch) -> None:
-        """Moves the copies that were decided on into the batch."""
-        batch.swaps_out, self._swaps_out = self._swaps_out, []
-        batch.swaps_in, self._swaps_in = self._swaps_in, []
-        batch.block_copies, self._copies = self._copies, []
 
     # Admission
 
@@ -136,7 +109,7 @@ class Memory:
         sequences = request.unfinished()
         swapped = request.state is RequestState.SWAPPED
         if swapped:
-            sources = [self._locate(sequence) for sequence in sequences]
+            sources = [[self._swapper.where(block) for block in sequence.host_table] for sequence in sequences]
         elif self._prefix_caching:
             sources = [self.lookup.match(sequence) for sequence in sequences]
         else:
@@ -144,7 +117,7 @@ class Memory:
         num_shared = 0 if swapped else len(request.spec.prompt_token_ids) // self.block_size
         partial = match_end = None
         if self._prefix_caching and not swapped:
-            partial = self.lookup.partial(sequences[0], len(sources[0]), self._step)
+            partial = self.lookup.partial(sequences[0], len(sources[0]), self.copies.step)
             if request.num_cached_tokens is None:
                 match_end = self._match_end(sequences[0], sources[0], partial)
         charges = self._count_charges(request, sequences, sources, num_shared)
@@ -167,14 +140,6 @@ class Memory:
         if computed == len(sequence.token_ids) - 1:
             return PrefixMatchEnd.LAST_TOKEN
         return self.lookup.match_end(sequence, len(sources))
-
-    def _locate(self, sequence: Sequence) -> list[Block]:
-        """Where a swapped-out sequence's blocks are; those that the device still caches need not be moved."""
-        located = []
-        for block in sequence.host_table:
-            cached = self.device.cache.get(block.content) if block.content is not None else None
-            located.append(cached or block)
-        return located
 
     def _count_charges(
         self, request: Request, sequences: list[Sequence], sources: list[list[Block]], num_shared: int
@@ -201,7 +166,7 @@ class Memory:
             spare: blocks that must be left over.
             after_retirement: count what becomes available once the steps under way have finished.
         """
-        retiring = self._retiring() if after_retirement else Counter[Account]()
+        retiring = self.fence.charges() if after_retirement else Counter[Account]()
         for account, count in charges.items():
             room = account.room
             if room is not None and count > room + retiring[account]:
@@ -220,13 +185,14 @@ class Memory:
                 (self.host.pool if block.on_host else self.pool).retain(block)
         if admission.partial is not None:
             self.pool.retain(admission.partial.block)
-            self._reading.append(admission.partial.block)
+            self.copies.hold(admission.partial.block)
         fetched: dict[Block, Block] = {}
         leader = sequences[0]
         for sequence, sources in zip(sequences, admission.sources, strict=True):
             sequence.table = [self._fetch(block, request, index, fetched) for index, block in enumerate(sources)]
             if request.state is RequestState.SWAPPED:
-                self._reading_host += sequence.host_table
+                for block in sequence.host_table:
+                    self.copies.hold(block)
                 sequence.host_table = []
             else:
                 if sequence is not leader and len(sources) < admission.num_shared:
@@ -236,8 +202,7 @@ class Memory:
             for index in range(len(sequence.table), self.capacity.blocks_for(len(sequence.token_ids))):
                 sequence.table.append(self._allocate(request, index))
         if admission.partial is not None:
-            copy = leader.table[len(admission.sources[0])]
-            self._copies.append((admission.partial.block.block_id, copy.block_id))
+            self.copies.copy(admission.partial.block, leader.table[len(admission.sources[0])])
             leader.num_computed += admission.partial.num_tokens
 
     def tokens_from_host(self, admission: Admission) -> int:
@@ -251,15 +216,13 @@ class Memory:
         """The device block for a source: itself, or one that it is copied to from the host tier."""
         if not block.on_host:
             return block
-        self._reading_host.append(block)
+        self.copies.hold(block)
         copy = fetched.get(block)
         if copy is not None:
             self.pool.retain(copy)
             return copy
         copy = fetched[block] = self._allocate(request, index)
-        self._swaps_in.append((block.block_id, copy.block_id))
-        if block.content is not None:
-            self.device.register(copy, block.content, self._step)
+        self._swapper.move_in(block, copy)
         return copy
 
     def _follow(self, sequence: Sequence, leader: Sequence, num_blocks: int) -> None:
@@ -308,7 +271,7 @@ class Memory:
             elif block is not own and block.reference_count and own.reference_count == 1:
                 self.pool.retain(block)
                 sequence.table[index] = block
-                self._retire([own], sequence.last_step)
+                self.fence.retire([own], sequence.last_step)
                 changes.append((index, block))
         return changes
 
@@ -346,7 +309,7 @@ class Memory:
             return None
         block = sequence.table[index] = self._allocate(sequence.request, index)
         self.pool.release([shared])
-        self._copies.append((shared.block_id, block.block_id))
+        self.copies.copy(shared, block)
         return index, block
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -384,11 +347,7 @@ class Memory:
         if any(sequence.follows for sequence in sequences):
             return False  # blocks that the leader has not filled yet would be moved
         blocks = {block for sequence in sequences for block in self._computed_blocks(sequence)}
-        num_needed = 0
-        for block in blocks:
-            copy = self.host.cache.get(block.content) if block.content else None
-            num_needed += copy is None or copy.reference_count == 0
-        if not blocks or num_needed > self.host.pool.num_available:
+        if not blocks or not self._swapper.has_room(blocks):
             return False
         return self.costs.prefers_swap(len(blocks), self._tokens_in(sequences))
 
@@ -406,35 +365,8 @@ class Memory:
         Args:
             moved: device block -> host block of the siblings before, which share their copies too.
         """
-        for block in self._computed_blocks(sequence):
-            copy = moved.get(block)
-            if copy is None:
-                copy = moved[block] = self._to_host(block)
-            else:
-                self.host.pool.retain(copy)
-            sequence.host_table.append(copy)
+        sequence.host_table = self._swapper.move_out(self._computed_blocks(sequence), moved)
         self._release_table(sequence)
-
-    def _to_host(self, block: Block) -> Block:
-        """A host block with one more reference that holds, or after this step will hold, the same as the device's."""
-        if block.content is not None and (copy := self.host.cache.get(block.content)) is not None:
-            self.host.pool.retain(copy)
-            return copy
-        assert block.account is not None
-        copy = self.host.pool.allocate(self.host.pool.accounts[block.account.owner])
-        self._swaps_out.append((block.block_id, copy.block_id))
-        if block.content is not None:
-            self.host.register(copy, block.content, self._step)
-        return copy
-
-    def _keep_evicted(self, block: Block) -> None:
-        """Moves a cached block's content to the host tier before its place is taken."""
-        content = block.content
-        assert content is not None
-        if not self.host.pool.num_available or not self.costs.keeps_evicted or self.host.cache.get(content):
-            return
-        # Held until the next step is built: no other copy of this step may go to the same place.
-        self._reading_host.append(self._to_host(block))
 
     # Releasing
 
@@ -456,35 +388,7 @@ class Memory:
     def _release_table(self, sequence: Sequence) -> None:
         table, sequence.table = sequence.table, []
         sequence.duplicates.clear()
-        self._retire(table, sequence.last_step)
-
-    def _retire(self, blocks: list[Block], last_step: int) -> None:
-        if last_step <= self.last_finished_step:
-            self.pool.release(blocks)
-        elif blocks:
-            self._retired.setdefault(last_step, []).append(blocks)
-
-    def release_retired(self, finished_step: int) -> None:
-        """Releases what waited for this step's result."""
-        self.last_finished_step = finished_step
-        if self._retired:
-            for step in [step for step in self._retired if step <= finished_step]:
-                for blocks in self._retired.pop(step):
-                    self.pool.release(blocks)
-
-    def num_retiring(self) -> int:
-        """Blocks that become available once the steps under way have finished, whatever else happens."""
-        return self._retiring().total() if self._retired else 0
-
-    def _retiring(self) -> Charges:
-        """Those blocks, by whom they are charged to."""
-        retired = Counter(self._retired_blocks())
-        return Counter(
-            block.account for block, count in retired.items() if block.account and count == block.reference_count
-        )
-
-    def _retired_blocks(self) -> list[Block]:
-        return [block for tables in self._retired.values() for table in tables for block in table]
+        self.fence.retire(table, sequence.last_step)
 
     # Pins
 
@@ -505,12 +409,10 @@ class Memory:
 
     def check_integrity(self, sequences: Seq[Sequence]) -> None:
         """Asserts that no block is lost, free twice, or counted wrongly, given every sequence with blocks."""
-        assert not self._swaps_out
-        assert not self._swaps_in
-        assert not self._copies
-        device = Counter(self._retired_blocks())
-        device.update(self._reading)
-        host = Counter(self._reading_host)
+        assert self.copies.empty
+        device = Counter(self.fence.blocks())
+        device.update(self.copies.held_on_device)
+        host = Counter(self.copies.held_on_host)
         for blocks in self._pinned:
             device.update(blocks)
         for sequence in sequences:

@@ -99,7 +99,7 @@ class Replica:
             due = self.under_way[0] if self.under_way else "none"
             raise OutOfOrder(f"result of step {result.step}, where the one due is {due}")
         self.under_way.popleft()
-        self.memory.release_retired(result.step)
+        self.memory.fence.step_finished(result.step)
         if result.speeds is not None:
             self.memory.costs.speeds = result.speeds
         outputs = Outputs()
@@ -205,7 +205,7 @@ class Replica:
         candidates = [beam.candidates for beam in beams if beam.candidates is not None]
         outputs_so_far = [beam.token_ids[beam.prompt_length :] for beam in beams]
         continuations = search.advance(outputs_so_far, candidates)
-        self._counters.generated_tokens += len(continuations)
+        self._counters.generated_tokens += len(beams)
         if search.done:
             send_best_beams(request, outputs)
             self.end(request, outputs, now)

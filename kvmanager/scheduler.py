@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
@@ -10,9 +9,10 @@ from kvmanager.block import Block
 from kvmanager.counters import Counters
 from kvmanager.decode_set import DecodeSet
 from kvmanager.events import Event, EventKind, EventSink
-from kvmanager.memory import Admission, Charges, Memory
+from kvmanager.memory import Admission, Memory
 from kvmanager.policies import Policy
 from kvmanager.request import Request, RequestState, Sequence
+from kvmanager.room import Room
 from kvmanager.sequences import SequenceFactory
 from kvmanager.step import NewSequence, StepBatch
 from kvmanager.waiting import WaitingQueue
@@ -75,6 +75,7 @@ class Scheduler:
         self._factory = sequences
         self._counters = counters
         self._emit = emit
+        self._room = Room(memory, policy, self.running, self.preempt)
         self._stalled: dict[int, Sequence] = {}
         self._expanded: list[Request] = []
         self._duplicated: dict[int, Sequence] = {}
@@ -87,14 +88,14 @@ class Scheduler:
     def schedule(self, step: int, now: float) -> StepBatch:
         """Builds the next step; it is empty when there is nothing to do."""
         batch = StepBatch(step)
-        self.memory.start_step(step)
+        self.memory.copies.start_step(step)
         enough_memory = self._schedule_decodes(batch, now)
         budget = self.limits.max_batched_tokens - len(batch.row_sequence_ids)
         budget = self._schedule_prefills(batch, budget, now)
         if enough_memory:
             self._admit(batch, budget, now)
         batch.forget, self._to_forget = self._to_forget, []
-        self.memory.hand_over_copies(batch)
+        self.memory.copies.hand_over(batch)
         return batch
 
     # Decodes
@@ -106,7 +107,10 @@ class Scheduler:
         for sequence in stalled.values():
             self.decoding.join(sequence, step)
         due = self.decoding.due(step)
-        ready = self._secure(due, now)
+        ready, waiting = self._room.make(due, now)
+        for sequence in waiting:
+            self.decoding.leave(sequence)
+            self._stalled[sequence.sequence_id] = sequence
         self._announce_beams(batch)
         self._merge_duplicates(batch)
         leaving = [sequence for sequence in ready if self._prepare(batch, sequence)]
@@ -130,69 +134,6 @@ class Scheduler:
             until_full = block_size - sequence.num_computed % block_size
             self.decoding.look_at(sequence, batch.step + min(until_full, sequence.num_rows_left - 1))
         return last
-
-    def _secure(self, due: list[Sequence], now: float) -> list[Sequence]:
-        """Sees to it that due sequences can have the blocks they need. Returns those that can.
-
-        The others have been preempted, or leave the decodes until there is memory.
-        """
-        charges = self.memory.blocks_to_write(due)
-        if not charges or not self.memory.shortage(charges):
-            return due
-        groups: dict[Request, list[Sequence]] = {}
-        for sequence in due:
-            groups.setdefault(sequence.request, []).append(sequence)
-        ready: list[Sequence] = []
-        promised: Charges = Counter()
-        must_wait = False
-        for request in sorted(groups, key=self._policy.rank):
-            if request.state is not RequestState.RUNNING:
-                continue  # preempted just now
-            needed = self.memory.blocks_to_write(groups[request])
-            # Those behind must not take what the first in line is waiting for.
-            if needed and (must_wait or not self._make_room(promised + needed, request, now)):
-                must_wait = True
-                if request.state is RequestState.RUNNING:
-                    self._stall(groups[request])
-                continue
-            ready += groups[request]
-            promised += needed
-        # A request that could go may have been preempted after all, where only its blocks helped another.
-        return [sequence for sequence in ready if sequence.request.state is RequestState.RUNNING]
-
-    def _make_room(self, charges: Charges, request: Request, now: float) -> bool:
-        """Preempts the last in the policy's order until these blocks can be had.
-
-        Returns:
-            False when the request has to wait: for steps under way that still use what was given back, or because its
-            own turn to be preempted came.
-        """
-        while shortage := self.memory.shortage(charges):
-            if not self.memory.shortage(charges, after_retirement=True):
-                return False
-            victim = self._victim(request, shortage)
-            self.preempt(victim, now)
-            if victim is request:
-                return False
-        return True
-
-    def _victim(self, request: Request, shortage: str) -> Request:
-        """The last in the policy's order among those whose blocks would help; who has no more than its tenant's
-        reservation is left alone."""
-        if shortage == "tenant_limit":
-            helping = [each for each in self.running.values() if each.owner == request.owner]
-        else:
-            helping = [each for each in self.running.values() if not self._within_reservation(each.owner)]
-        return max(helping, key=self._policy.rank, default=request)
-
-    def _within_reservation(self, owner: str) -> bool:
-        account = self.memory.pool.accounts[owner]
-        return 0 < account.num_charged <= account.reserved
-
-    def _stall(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            self.decoding.leave(sequence)
-            self._stalled[sequence.sequence_id] = sequence
 
     def _announce_beams(self, batch: StepBatch) -> None:
         """Tells the executor how the beams went on since their last step."""
@@ -311,7 +252,7 @@ class Scheduler:
 
     def _consider(self, request: Request) -> tuple[str, Admission | None]:
         """Why the request can't start now, or where its blocks would come from."""
-        if any(sequence.last_step > self.memory.last_finished_step for sequence in request.unfinished()):
+        if any(sequence.last_step > self.memory.fence.last_finished_step for sequence in request.unfinished()):
             return "", None  # preempted in the step before: the token that is under way comes first
         if _suspect(request) and self.running:
             return "isolation", None
@@ -468,7 +409,7 @@ class Scheduler:
 
     def hand_over(self, request: Request) -> bool:
         """Gives up a waiting request for another executor to take; not while a token of it is under way."""
-        if any(each.last_step > self.memory.last_finished_step for each in request.unfinished()):
+        if any(each.last_step > self.memory.fence.last_finished_step for each in request.unfinished()):
             return False
         self.waiting.remove(request)
         self._detach(request)

@@ -17,7 +17,7 @@ MIN_REMEMBERED = 1024
 class MemoryTier:
     """A pool and the prefix cache over it.
 
-    Args:
+    Attributes:
         before_evict: called with a cached block before it is forgotten.
     """
 
@@ -28,11 +28,10 @@ class MemoryTier:
         num_blocks: int,
         quotas: Mapping[str, Quota],
         log: KVEventLog,
-        before_evict: Callable[[Block], None] = lambda block: None,
     ) -> None:
+        self.before_evict: Callable[[Block], None] = lambda block: None
         self.cache = PrefixCache(executor, tier, log, max(num_blocks, MIN_REMEMBERED))
         self.pool = BlockPool(num_blocks, self._evict, quotas, on_host=tier is Tier.HOST)
-        self._before_evict = before_evict
 
     def register(self, block: Block, content: Content, written_step: int) -> bool:
         """Makes a full block available to others; False where another one is given out already."""
@@ -42,7 +41,7 @@ class MemoryTier:
         return registered
 
     def _evict(self, block: Block) -> None:
-        self._before_evict(block)
+        self.before_evict(block)
         self.cache.evict(block)
 
     def check_integrity(self) -> None:

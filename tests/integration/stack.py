@@ -184,7 +184,7 @@ class Stack:
             self.step()
         for replica in self.manager.replicas.values():
             assert replica.memory.pool.num_referenced == 0
-            assert replica.memory.host.pool.num_referenced == len(replica.memory._reading_host)
+            assert replica.memory.host.pool.num_referenced == len(replica.memory.copies.held_on_host)
         assert all(answer.usage for answer in self.answers.values())
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:

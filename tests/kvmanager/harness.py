@@ -184,7 +184,7 @@ class Harness:
             memory = self.manager.replicas[name].memory
             pinned = {block for pin in self.manager.pins for block in pin.blocks or [] if pin.replica.name == name}
             assert memory.pool.num_referenced == len(pinned)
-            memory.start_step(memory.last_finished_step + 1)  # nothing is read any more
+            memory.copies.start_step(memory.fence.last_finished_step + 1)  # nothing is read any more
             assert memory.host.pool.num_referenced == 0
 
     # What gateways hear

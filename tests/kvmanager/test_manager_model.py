@@ -456,7 +456,7 @@ class KVManagerMachine(RuleBasedStateMachine):
         for name, oracle in self.oracles.items():
             assert not oracle.sequences, "the executor still holds sequences"
             memory = self.manager.replicas[name].memory
-            memory.start_step(10**9)  # nothing is read any more
+            memory.copies.start_step(10**9)  # nothing is read any more
             assert memory.device.pool.num_referenced == 0, "blocks are missing at the end"
             assert memory.host.pool.num_referenced == 0, "host blocks are missing at the end"
         self.integrity()

@@ -121,6 +121,8 @@ class Memory:
             if request.num_cached_tokens is None:
                 match_end = self._match_end(sequences[0], sources[0], partial)
         charges = self._count_charges(request, sequences, sources, num_shared)
+        if swapped:
+            charges += self._blocks_to_part(sequences, sources)
         if partial is not None and not self._can_hold(partial.block, charges):
             partial = None
         return Admission(request, sources, partial, num_shared, charges, match_end)
@@ -157,6 +159,21 @@ class Memory:
             for index in range(first, self.capacity.blocks_for(len(sequence.token_ids))):
                 charges[accounts[scopes[index].owner]] += 1
         charges.update(account for account in taken.values() if account is not None)
+        return charges
+
+    def _blocks_to_part(self, sequences: list[Sequence], sources: list[list[Block]]) -> Charges:
+        """Copies that siblings need for their next tokens where they share a partly filled block.
+
+        Without them a group that is fetched would have to be moved out again before it gets any further.
+        """
+        charges: Charges = Counter()
+        written: set[Block] = set()
+        for sequence, blocks in zip(sequences, sources, strict=True):
+            index = sequence.num_computed // self.block_size
+            if index < len(blocks):
+                if blocks[index] in written:
+                    charges[self.pool.accounts[sequence.request.scopes[index].owner]] += 1
+                written.add(blocks[index])
         return charges
 
     def shortage(self, charges: Charges, *, spare: int = 0, after_retirement: bool = False) -> str:

@@ -69,13 +69,12 @@ def test_a_group_is_swapped_out_whole_and_each_shared_block_once():
 
 
 def test_a_group_comes_back_when_its_members_have_room_to_part():
-    """Siblings that share a partly filled block need copies of it at once: without room for these they would go again."""
+    """Siblings that share a partly filled block copy it at once: without room for that they would go again."""
     h = swapping(num_blocks=8, block_size=8)
     h.submit("old", h.prompt(30), max_tokens=20)
     h.submit("group", h.prompt(10), max_tokens=6, n=4)
     h.run_and_check()
     assert h.handles(EventKind.PREEMPTED) == ["group"]
-    assert h.counters.swapped_out_blocks == 2
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair", "deadline"])

@@ -23,6 +23,7 @@ class SequenceAnswer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
+    score: float | None = None
     finish_reason: int = common_pb2.FINISH_REASON_UNSPECIFIED
 
 
@@ -32,6 +33,7 @@ class Answer:
 
     request_id: str = ""
     sequences: dict[int, SequenceAnswer] = field(default_factory=dict)
+    progress: list[tuple[int, int]] = field(default_factory=list)
     usage: common_pb2.Usage | None = None
 
     def add(self, chunk: inference_pb2.GenerateResponse) -> None:
@@ -40,6 +42,10 @@ class Answer:
         assert chunk.request_id
         assert self.request_id in ("", chunk.request_id)
         self.request_id = chunk.request_id
+        if chunk.HasField("progress"):
+            assert not self.sequences, "progress after the first token"
+            self.progress.append((chunk.progress.computed_tokens, chunk.progress.prompt_tokens))
+            return
         sequence = self.sequences.setdefault(chunk.sequence_index, SequenceAnswer())
         assert sequence.finish_reason == common_pb2.FINISH_REASON_UNSPECIFIED, "a chunk after the sequence's last"
         assert chunk.position == len(sequence.token_ids), "a gap or a repeat"
@@ -48,6 +54,9 @@ class Answer:
         sequence.token_ids += chunk.token_ids
         sequence.text += chunk.text
         sequence.logprobs += chunk.logprobs
+        if chunk.HasField("score"):
+            assert chunk.finish_reason, "a score before the last token"
+            sequence.score = chunk.score
         sequence.finish_reason = chunk.finish_reason
         if chunk.HasField("usage"):
             self.usage = chunk.usage
@@ -71,6 +80,10 @@ class Answer:
     def finish_reason(self) -> int:
         (sequence,) = self.sequences.values()
         return sequence.finish_reason
+
+    def all_scores(self) -> list[float | None]:
+        """By sequence index."""
+        return [self.sequences[index].score for index in sorted(self.sequences)]
 
     def all_token_ids(self) -> list[list[int]]:
         """By sequence index."""
@@ -173,6 +186,8 @@ class Caller:
         timeout: float | None = None,
         deadline: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        priority: int = 0,
+        report_progress: bool = False,
         **sampling: Any,
     ) -> Call:
         """Starts a call; greedy unless a temperature is given.
@@ -182,7 +197,9 @@ class Caller:
             deadline: gRPC's.
         """
         sampling.setdefault("temperature", 0)
-        request = generate_request(prompt, "", timeout, request_id, sampling)
+        request = generate_request(
+            prompt, "", timeout, request_id, sampling, priority=priority, report_progress=report_progress
+        )
         return Call(self.channel, request, deadline, tuple((metadata or {}).items()))
 
     def generate(self, prompt: PromptLike, **arguments: Any) -> Answer:

@@ -1,7 +1,8 @@
-"""The three services as three processes, and what their inner interfaces say."""
+"""The services as processes, and what their inner interfaces say."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ EXECUTOR_SETTINGS = {"dtype": "float32", "kv_memory": "8MiB", "threads": 1, "dev
 
 
 class Stack:
-    """A gateway, a KV manager and an executor on loopback.
+    """A gateway, a KV manager and one or more executors on loopback.
 
     Args:
         executor: Another stack may have had it before.
+        replicas: More executors.
         environment: Of gateway and KV manager.
         gateway: Settings of the gateway.
         kvmanager: Settings of the KV manager.
@@ -34,17 +36,20 @@ class Stack:
         environment: dict[str, str] | None = None,
         gateway: dict[str, Any] | None = None,
         kvmanager: dict[str, Any] | None = None,
+        replicas: Sequence[Server] = (),
     ) -> None:
         self._processes = processes
         self._model = model
         self._environment = environment
         self._gateway_settings = SETTINGS | (gateway or {})
         self.executor = executor
-        settings = SETTINGS | {"executors": executor.address} | (kvmanager or {})
+        self.executors = [executor, *replicas]
+        settings = SETTINGS | {"executors": ",".join(each.address for each in self.executors)} | (kvmanager or {})
         self.kvmanager = processes.octavo("kvmanager", environment, **settings)
         self.gateway = self.another_gateway()
         self.caller = Caller(self.gateway.address)
         self._inner = grpc.insecure_channel(self.kvmanager.address, options=CHANNEL_OPTIONS)
+        self.inner = kvmanager_pb2_grpc.KVManagerServiceStub(self._inner)
 
     def another_gateway(self) -> Server:
         """One more in front of the same KV manager. It is not started yet."""
@@ -53,14 +58,23 @@ class Stack:
 
     def start(self) -> None:
         """Starts what does not run yet, and returns when all serve."""
-        for server in (self.executor, self.kvmanager, self.gateway):
+        for server in (*self.executors, self.kvmanager, self.gateway):
             if not server.running:
                 server.start()
         self.gateway.wait_until_serving()
+        self.wait_for_executors(*self.executors)
 
     def memory_map(self, include_blocks: bool = False) -> kvmanager_pb2.GetMemoryMapResponse:
         request = kvmanager_pb2.GetMemoryMapRequest(include_blocks=include_blocks)
-        return kvmanager_pb2_grpc.KVManagerServiceStub(self._inner).GetMemoryMap(request, timeout=10)
+        return self.inner.GetMemoryMap(request, timeout=10)
+
+    def memory_by_executor(self) -> dict[str, kvmanager_pb2.ExecutorMemory]:
+        return {memory.executor: memory for memory in self.memory_map().executors}
+
+    def wait_for_executors(self, *executors: Server) -> None:
+        """Returns when these are attached, and no others."""
+        wanted = {executor.address for executor in executors}
+        eventually(lambda: set(self.memory_by_executor()) == wanted, what=f"executors {wanted}")
 
     def wait_until_idle(self, seconds: float = 10.0) -> None:
         """Returns when no request is there and no block is referenced."""
@@ -95,7 +109,7 @@ class Stack:
         return describe(self.executor.address).epoch
 
     def close(self) -> None:
-        """Ends gateway and KV manager; the executor may go on with another stack."""
+        """Ends gateway and KV manager; the executors may go on with another stack."""
         self.caller.close()
         self._inner.close()
         self.gateway.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -76,6 +77,10 @@ def _train_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return tokenizer
 
 
+Beam = tuple[list[int], float]
+"""Token ids and score."""
+
+
 class Reference:
     """What transformers makes of the model: the right answers."""
 
@@ -117,6 +122,30 @@ class Reference:
         )
         token_ids: list[int] = output[0, len(prompt) :].tolist()
         return token_ids
+
+    @torch.inference_mode()
+    def beams(self, prompt: Sequence[int], max_tokens: int, width: int, n: int, **options: Any) -> list[Beam]:
+        """The n best beams, best first, the end of sequence included.
+
+        Args:
+            options: `length_penalty`, `early_stopping`.
+        """
+        output = self._model.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            num_beams=width,
+            num_return_sequences=n,
+            eos_token_id=self.eos_token_id,
+            pad_token_id=-1,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        )
+        outputs = output.sequences[:, len(prompt) :].tolist()
+        beams = [[token_id for token_id in token_ids if token_id >= 0] for token_ids in outputs]
+        return list(zip(beams, output.sequences_scores.tolist(), strict=True))
 
     @torch.inference_mode()
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from tests.oracle import expected_output
 from tests.services.kvmanager.conftest import MakeRig, Rig
 from tests.services.kvmanager.inner_gateway import PATIENCE
 from tests.services.kvmanager.oracle_service import BLOCK_SIZE, OracleService
+from tests.services.memory_picture import MemoryPicture
 
 NO_STOP: frozenset[int] = frozenset()
 FAST = Duration(nanos=20_000_000)
@@ -81,42 +82,13 @@ async def test_the_map_says_whose_blocks_are_where(make_rig: MakeRig) -> None:
 
 # Watching it
 
-BlockKey = tuple[str, int, int]
+
+async def follow(picture: MemoryPicture, messages: AsyncIterator[kvmanager_pb2.WatchMemoryResponse]) -> None:
+    async for message in messages:
+        picture.take(message)
 
 
-class Picture:
-    """The map, put together from a watch."""
-
-    def __init__(self) -> None:
-        self.sizes: dict[str, tuple[int, int]] = {}
-        self.blocks: dict[BlockKey, kvmanager_pb2.Block] = {}
-        self.num_messages = 0
-
-    def take(self, message: kvmanager_pb2.WatchMemoryResponse) -> None:
-        self.num_messages += 1
-        name = message.executor
-        if message.snapshot or message.removed:
-            self.blocks = {key: block for key, block in self.blocks.items() if key[0] != name}
-        if message.removed:
-            del self.sizes[name]
-            return
-        assert message.snapshot or name in self.sizes
-        self.sizes[name] = (message.num_device_blocks, message.num_host_blocks)
-        self.blocks.update({(name, block.tier, block.block_id): block for block in message.blocks})
-
-    async def follow(self, messages: AsyncIterator[kvmanager_pb2.WatchMemoryResponse]) -> None:
-        async for message in messages:
-            self.take(message)
-
-    def equals(self, state: kvmanager_pb2.GetMemoryMapResponse) -> bool:
-        wanted = {
-            (each.executor, block.tier, block.block_id): block for each in state.executors for block in each.blocks
-        }
-        sizes = {each.executor: (each.device.num_blocks, each.host.num_blocks) for each in state.executors}
-        return self.blocks == wanted and self.sizes == sizes
-
-
-async def until_equal(rig: Rig, picture: Picture) -> None:
+async def until_equal(rig: Rig, picture: MemoryPicture) -> None:
     end = asyncio.get_running_loop().time() + PATIENCE
     while not picture.equals(await rig.memory_map(include_blocks=True)):
         assert asyncio.get_running_loop().time() < end, "the watch and the map never agree"
@@ -128,9 +100,9 @@ async def test_a_watch_gives_the_map(make_rig: MakeRig, monkeypatch: pytest.Monk
     monkeypatch.setattr("services.kvmanager.views_codec.MESSAGE_BLOCKS", 7)
     one, two = OracleService(num_host_blocks=5), OracleService(num_blocks=30)
     rig = await make_rig(one)
-    picture = Picture()
+    picture = MemoryPicture()
     watch = rig.stub.WatchMemory(kvmanager_pb2.WatchMemoryRequest(interval=FAST))
-    following = asyncio.create_task(picture.follow(watch))
+    following = asyncio.create_task(follow(picture, watch))
     await until_equal(rig, picture)
     assert len(picture.blocks) == 105
     replies = [await rig.gateway.submit(prompt_of(i), seed=i, max_tokens=80, n=3) for i in range(3)]
@@ -162,9 +134,9 @@ async def test_nothing_is_sent_while_nothing_changes(make_rig: MakeRig) -> None:
     """Later ones who watch see all, and then nothing either."""
     rig = await make_rig(OracleService())
     await rig.gateway.generate(prompt_of(1), max_tokens=5)
-    pictures = [Picture(), Picture()]
+    pictures = [MemoryPicture(), MemoryPicture()]
     watches = [rig.stub.WatchMemory(kvmanager_pb2.WatchMemoryRequest(interval=FAST)) for _ in pictures]
-    tasks = [asyncio.create_task(picture.follow(watch)) for picture, watch in zip(pictures, watches, strict=True)]
+    tasks = [asyncio.create_task(follow(picture, watch)) for picture, watch in zip(pictures, watches, strict=True)]
     for picture in pictures:
         await until_equal(rig, picture)
     await asyncio.sleep(0.2)  # ten times the interval

@@ -262,6 +262,10 @@ class Harness:
         """The block table of one of a request's sequences."""
         return [block.block_id for block in self.request(handle).sequences[index].table]
 
+    def under_way(self, handle: Hashable, name: str = FIRST) -> bool:
+        """Whether each of a request's sequences has a row in a step that the executor has not carried out."""
+        return all(each.last_step > self.oracles[name].last_step for each in self.request(handle).unfinished())
+
     def prefilled_tokens(self, handle: Hashable) -> int:
         """Tokens of a request that were computed in prompt chunks."""
         return sum(e.value for e in self.events if e.kind is EventKind.PREFILL and e.handle == handle)

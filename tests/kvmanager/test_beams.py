@@ -9,7 +9,7 @@ import pytest
 
 from kvmanager.cost_model import Preemption
 from kvmanager.events import EventKind
-from kvmanager.request import FinishReason, RequestState
+from kvmanager.request import FinishReason
 from kvmanager.spec import BeamParams, EarlyStopping
 from tests.kvmanager.harness import Harness
 
@@ -177,7 +177,7 @@ def test_beams_come_at_the_end_with_their_reasons_and_count_as_output():
 # Preempted and resumed
 
 
-@pytest.mark.parametrize("max_tokens", [7, 8])
+@pytest.mark.parametrize("max_tokens", [8, 9])
 @pytest.mark.parametrize("way", ["swap", "recompute", "loss"])
 def test_a_preempted_search_goes_on_where_it_was(way, max_tokens):
     preemption = Preemption.SWAP if way == "swap" else Preemption.RECOMPUTE
@@ -200,17 +200,19 @@ def test_a_preempted_search_goes_on_where_it_was(way, max_tokens):
 def test_a_search_may_be_preempted_between_any_two_of_its_steps(preemption):
     """While its candidates are under way, which come once more, and before the executor hears of its new beams."""
     moments = set()
-    for length in range(1, 9):
+    for length in range(3, 11):
         h = Harness(num_blocks=19, block_size=2, num_host_blocks=60, preemption=preemption)
         h.submit("old", h.prompt(length), max_tokens=28)
-        h.submit("beams", h.prompt(7), max_tokens=8, n=3, beam=BeamParams(3))
+        h.submit("beams", h.prompt(7), max_tokens=9, n=3, beam=BeamParams(3))
         request = h.request("beams")
+        before = ""
         while not h.details(EventKind.PREEMPTED, "beams"):
+            assert "beams" not in h.usage
             if len(h.oracle.pending) == 2:
                 h.result()
-            before = "expanded" if request.choices else ""
+            before = "expanded" if request.choices else "other"
             h.schedule()
-        if any(beam.last_step > h.replica.memory.last_finished_step for beam in request.sequences):
+        if h.under_way("beams"):
             before = "candidates under way"
         moments.add(before)
         h.run_and_check()

@@ -327,7 +327,7 @@ def _preempted(preemption: Preemption, state: RequestState) -> Harness:
 def just_preempted() -> Harness:
     """Its last tokens are still under way."""
     h = _preempted(Preemption.RECOMPUTE, RequestState.PREEMPTED)
-    assert h.request("goes").sequences[0].last_step > h.replica.memory.fence.last_finished_step
+    assert h.under_way("goes")
     return h
 
 
@@ -335,7 +335,7 @@ def just_swapped() -> Harness:
     """The copies to the host tier are under way, and so are its last tokens."""
     h = _preempted(Preemption.SWAP, RequestState.SWAPPED)
     assert h.oracle.pending[-1].swaps_out
-    assert h.request("goes").sequences[0].last_step > h.replica.memory.fence.last_finished_step
+    assert h.under_way("goes")
     return h
 
 

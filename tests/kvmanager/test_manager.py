@@ -170,9 +170,7 @@ def test_a_sibling_that_ends_while_others_wait_for_it_does_not_hold_them_up():
     h.submit("group", h.prompt(31), max_tokens=7, n=2)
 
     def followers():
-        return [
-            s for s in h.replica.scheduler.live_sequences() if s.leader and s.leader.num_computed < s.leader_tokens
-        ]
+        return [s for s in h.replica.scheduler.live_sequences() if s.leader and s.leader.num_computed < s.leader_tokens]
 
     while not followers():
         h.step()

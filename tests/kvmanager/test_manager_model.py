@@ -129,9 +129,7 @@ class KVManagerMachine(RuleBasedStateMachine):
         lifetime=st.one_of(st.none(), st.none(), st.floats(0.5, 30.0)),
         priority=st.integers(-2, 2),
     )
-    def submit(
-        self, own_length, common, method, width, max_tokens, min_tokens, scopes, stops, lifetime, priority
-    ):
+    def submit(self, own_length, common, method, width, max_tokens, min_tokens, scopes, stops, lifetime, priority):
         self.handles += 1
         handle = self.handles
         prompt = self.some_prompt(own_length, common)
@@ -410,9 +408,7 @@ class KVManagerMachine(RuleBasedStateMachine):
         if spec.beam is not None:
             wanted = expected_beams(prompt, spec.sampling, spec.beam, max_tokens, stop, spec.n)
         else:
-            wanted = expected_best_of(
-                prompt, spec.sampling, spec.n, spec.best_of, max_tokens, stop, spec.min_tokens
-            )
+            wanted = expected_best_of(prompt, spec.sampling, spec.n, spec.best_of, max_tokens, stop, spec.min_tokens)
         assert received == [each.token_ids for each in wanted]
         assert scores == pytest.approx([each.score for each in wanted])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def best_of(
     found = _samples(model, prompt, max_tokens, best_of, seed, **options)
     clear = min(output.margin for output in found) >= CLEAR_DRAW
     ranked = sorted(found, key=lambda output: -output.score)
-    gaps = [better.score - worse.score for better, worse in zip(ranked, ranked[1:], strict=False)]
+    gaps = [better.score - worse.score for better, worse in pairwise(ranked)]
     options = {"n": n, "best_of": best_of, "seed": seed, "temperature": 1.0} | options
     return Case(prompt, max_tokens, ranked[:n], clear and min(gaps[:n]) >= CLEAR, options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ def beams(
     )
     lengths = (result.beam_indices >= 0).sum(dim=1).tolist()
     scores = result.sequences_scores.tolist()
-    gaps = [better - worse for better, worse in zip(scores, scores[1:], strict=False)]
+    gaps = [better - worse for better, worse in pairwise(scores)]
     margin = min([watch.margin, *gaps[:n]])
     outputs = result.sequences[:, len(prompt) :].tolist()
     found = [Output(ids[:length], score, margin) for ids, length, score in zip(outputs, lengths, scores, strict=True)]

@@ -175,6 +175,7 @@ class Request:
         forked: its sequences exist. Before that only the first does, which prefills the prompt for all.
         num_rows: sequences that it may run at once, which count against the limit of running ones.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission; None before it.
+        restarted: its prompt is computed again, so what is found of it now is no hit of the first time.
         num_losses: executors that were lost while it ran, since its last token.
         waiting_reason: why it was not admitted when last looked at, and `available_then` the blocks there were.
         branches, choices: what the executor has to hear before the beams go on: (parent, child) and (beam, token).
@@ -191,6 +192,7 @@ class Request:
     num_rows: int = 0
     num_cached_tokens: int | None = None
     prefix_match_end: PrefixMatchEnd | None = None
+    restarted: bool = False
     num_losses: int = 0
     waiting_reason: str = ""
     available_then: int = 0

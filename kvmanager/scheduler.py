@@ -169,7 +169,7 @@ class Scheduler:
         """Skips what other sequences compute already. Returns whether there was any."""
         changes = self.memory.take_over(sequence)
         request = sequence.request
-        if changes and not sequence.num_output and request.num_cached_tokens is not None:
+        if changes and request.num_cached_tokens is not None and not request.restarted:
             num_tokens = len(changes) * self.memory.block_size
             request.num_cached_tokens += num_tokens
             self._counters.cached_prompt_tokens += num_tokens
@@ -386,6 +386,7 @@ class Scheduler:
             else:
                 self.memory.release(sequence)
                 sequence.reset()
+                request.restarted = True
         if swap:
             self.swapped[request.spec.handle] = request
         else:
@@ -441,6 +442,7 @@ class Scheduler:
         """Nothing of the request refers to this executor any more."""
         request.branches.clear()
         request.choices.clear()
+        request.restarted = request.num_cached_tokens is not None
         for sequence in request.unfinished():
             sequence.table, sequence.host_table = [], []
             sequence.reset()

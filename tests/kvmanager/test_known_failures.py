@@ -10,12 +10,13 @@ from dataclasses import asdict
 
 import pytest
 
+from kvmanager.accounts import Quota
 from kvmanager.content import ROOT, block_identity
 from kvmanager.cost_model import Preemption
 from kvmanager.events import EventKind
 from kvmanager.replica import Replica
 from kvmanager.request import PrefixMatchEnd, RequestState
-from kvmanager.spec import BeamParams, PinOrder
+from kvmanager.spec import BeamParams, PinOrder, Scope
 from tests.kvmanager.harness import Harness
 
 
@@ -170,6 +171,23 @@ def test_hits_are_counted_once_however_often_admission_fails():
     h.run_and_check()
     assert h.counters.cached_prompt_tokens == before + h.usage["waits"].cached_tokens
     assert h.counters.prompt_tokens == 12 + 12 + 28 + 40
+
+
+def test_hits_are_counted_for_the_first_time_only_when_a_prompt_is_computed_again():
+    """Preempted before its prompt is done, a request meets its own blocks again: no more hits than it has tokens."""
+    quotas = {"shared:docs": Quota(weight=0.001), "acme": Quota(weight=1000.0)}
+    h = Harness(num_blocks=25, block_size=4, max_batched_tokens=8, max_sequences=8, quotas=quotas)
+    prompt, docs, acme = h.prompt(49), Scope(b"docs", "shared:docs", 0), Scope(b"acme", "acme", 1)
+    h.submit("earlier", prompt[:33], max_tokens=1, spans=((8, docs), (25, acme)), tenant="acme")
+    h.run()
+    h.submit("old", h.prompt(4), max_tokens=10, n=6)
+    for _ in range(3):
+        h.step()
+    h.submit("again", prompt, max_tokens=1, spans=((8, docs), (41, acme)), tenant="acme")
+    h.run_and_check()
+    assert h.details(EventKind.PREEMPTED, "again") == ["recompute"]
+    assert h.usage["again"].cached_tokens == 32
+    assert h.counters.cached_prompt_tokens == 32
 
 
 # A stale block table after preemption or resumption

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from tests.integration.stack import Stack
 MAX_TOKENS = 24
 
 
+@functools.cache
 def ending_beams(model: Model, params: BeamParams, n: int | None = None, length: int = 15) -> Case:
     """A search that returns a beam which ended with a stop token."""
 
@@ -28,6 +30,7 @@ def ending_beams(model: Model, params: BeamParams, n: int | None = None, length:
     return first_clear(make)
 
 
+@functools.cache
 def endless_beams(model: Model, params: BeamParams, n: int | None = None, length: int = 15) -> Case:
     """A search in which every beam gets as long as it may."""
     return first_clear(lambda seed: cases.beams(model, random_prompt(length, seed), MAX_TOKENS, params, n))
@@ -116,6 +119,7 @@ def test_mixed_with_others_that_come_one_after_the_other(tiny: Model) -> None:
         case.check(stack, handle)
 
 
+@functools.cache
 def everything(model: Model) -> list[Case]:
     """Every decoding method."""
     prompts = model.prompts

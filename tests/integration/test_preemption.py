@@ -70,7 +70,6 @@ def check_counters(stack: Stack, way: Way, handles: Iterable[int]) -> None:
     assert counters.preemptions_by_swap == hows.count("swap")
     if hows.count("swap"):
         assert counters.swapped_out_blocks > 0
-        assert counters.swapped_in_blocks > 0
 
 
 # Requests
@@ -160,6 +159,8 @@ def test_every_method_in_one_small_pool(tiny: Model, way: Way, num_blocks: int) 
     stack = small_stack(tiny, way, block_size=4, num_tokens=4 * num_blocks, max_batched_tokens=32, max_sequences=32)
     cases.run(stack, everything(tiny))
     check_counters(stack, way, range(8))
+    if way.hows == {"swap"}:
+        assert stack.manager.counters.swapped_in_blocks > 0
 
 
 def test_a_host_tier_that_is_too_small(tiny: Model) -> None:

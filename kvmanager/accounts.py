@@ -80,6 +80,8 @@ class Accounts:
         self._quotas = quotas
         total = sum(quota.reserved_blocks for quota in quotas.values())
         self._scale = min(1.0, num_blocks / total) if total else 1.0
+        self.unrestricted = not any(quota.reserved_blocks or quota.max_blocks for quota in quotas.values())
+        """Nobody has a reservation or a limit: blocks are simply there or not."""
         self._accounts: dict[str, Account] = {}
         self._reserving = [self[owner] for owner, quota in quotas.items() if quota.reserved_blocks]
         self._num_reserved = sum(account.reserved for account in self._reserving)

@@ -20,10 +20,22 @@ class Block:
         content: what the prefix cache knows it to hold; None while it holds nothing that can be given out.
         account: whom it is charged to while it is referenced, and counted for while it is cached.
         on_host: it is one of the host tier's.
+        older_sibling, newer_sibling: blocks with content that continue the same prefix.
         written_step: last step that writes to it, once it has content; a later one may copy from it.
     """
 
-    __slots__ = ("account", "block_id", "content", "next", "on_host", "previous", "reference_count", "written_step")
+    __slots__ = (
+        "account",
+        "block_id",
+        "content",
+        "newer_sibling",
+        "next",
+        "older_sibling",
+        "on_host",
+        "previous",
+        "reference_count",
+        "written_step",
+    )
 
     def __init__(self, block_id: int, on_host: bool = False) -> None:
         self.block_id = block_id
@@ -34,6 +46,8 @@ class Block:
         self.written_step = 0
         self.previous: Block | None = None
         self.next: Block | None = None
+        self.older_sibling: Block | None = None
+        self.newer_sibling: Block | None = None
 
     def __repr__(self) -> str:
         return f"Block({self.block_id}, references={self.reference_count}, cached={self.content is not None})"
@@ -79,8 +93,13 @@ class BlockList:
 
     def pop_oldest(self) -> Block:
         """Takes the oldest block out. The list must not be empty."""
-        block = self._head.next
+        head = self._head
+        block = head.next
         assert block is not None
-        assert block is not self._head
-        self.remove(block)
+        assert block is not head
+        following = block.next
+        assert following is not None
+        head.next, following.previous = following, head
+        block.previous = block.next = None
+        self._length -= 1
         return block

@@ -79,7 +79,8 @@ class BlockPool:
         block.reference_count = 1
         block.account = account
         account.num_charged += 1
-        self.note(block)
+        if self.journals:
+            self.note(block)
         return block
 
     def retain(self, block: Block) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,8 +11,6 @@ from kvmanager.spec import Scope
 
 ROOT = b""
 """The parent of a sequence's first block."""
-
-TOKEN_BYTES = 4
 
 Identify = Callable[[bytes, bytes, bytes], bytes]
 
@@ -40,11 +37,6 @@ class Content:
     def follows(self, likeness: int) -> bool:
         """Whether the tokens before the block are those of this likeness: its parent's name alone may have collided."""
         return self.likeness == likeness_after(likeness, self.tokens)
-
-
-def pack(token_ids: Sequence[int]) -> bytes:
-    """Token ids as int32."""
-    return struct.pack(f"={len(token_ids)}i", *token_ids)
 
 
 def block_identity(parent: bytes, tokens: bytes, salt: bytes, adapter: bytes = b"") -> bytes:

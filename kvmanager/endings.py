@@ -14,7 +14,7 @@ def send_best_samples(request: Request, outputs: Outputs) -> None:
     means = {each: each.score / max(1, each.num_output) for each in request.sequences}
     best = sorted(request.sequences, key=lambda each: (-means[each], each.sample_index))[: request.spec.n]
     for index, each in enumerate(best):
-        tokens = each.token_ids[each.prompt_length :]
+        tokens = each.token_ids[each.prompt_length :].tolist()
         update = SequenceUpdate(request.spec.handle, index, 0, tokens, [], each.finish_reason, means[each])
         outputs.updates.append(update)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvmanager.block import Block
-from kvmanager.content import ROOT, TOKEN_BYTES, Content, Identify, likeness_after, pack
+from kvmanager.content import ROOT, Content, Identify
 from kvmanager.cost_model import CostModel
 from kvmanager.request import PrefixMatchEnd, Sequence
 from kvmanager.tier import MemoryTier
@@ -40,17 +41,14 @@ class PrefixLookup:
 
     def extend_contents(self, sequence: Sequence, num_blocks: int) -> None:
         """Names the sequence's blocks up to this many, all of whose tokens are known."""
-        contents, block_size, identify = sequence.contents, self._block_size, self._identify
-        scopes = sequence.request.scopes
-        first = len(contents)
-        packed, width = pack(sequence.token_ids[first * block_size : num_blocks * block_size]), block_size * TOKEN_BYTES
-        parent, likeness = _end_of(contents)
+        contents, identify, scopes = sequence.contents, self._identify, sequence.request.scopes
+        token_ids, block_size, first = sequence.token_ids, self._block_size, len(contents)
+        parent, likeness = (contents[-1].identity, contents[-1].likeness) if first else (ROOT, 0)
         for index in range(first, num_blocks):
-            start = (index - first) * width
-            tokens = packed[start : start + width]
+            tokens = token_ids[index * block_size : (index + 1) * block_size].tobytes()
             scope = scopes[index]
             identity = identify(parent, tokens, scope.salt)
-            likeness = likeness_after(likeness, tokens)
+            likeness = hash((likeness, tokens))  # `likeness_after`, without a call for each block
             contents.append(Content(identity, parent, tokens, scope, likeness))
             parent = identity
 
@@ -87,7 +85,7 @@ class PrefixLookup:
         if limit <= 0:
             return None
         parent, likeness = _end_of(self.contents(sequence, num_matched))
-        wanted = memoryview(pack(sequence.token_ids[first : first + limit])).cast("i")
+        wanted = sequence.token_ids[first : first + limit]
         best: PartialMatch | None = None
         for block in self._device.cache.siblings(parent, sequence.request.scopes[num_matched].salt):
             content = block.content
@@ -121,7 +119,7 @@ def _end_of(contents: list[Content]) -> tuple[bytes, int]:
     return (contents[-1].identity, contents[-1].likeness) if contents else (ROOT, 0)
 
 
-def _common_length(left: memoryview, right: memoryview) -> int:
+def _common_length(left: Iterable[int], right: Iterable[int]) -> int:
     length = 0
     for a, b in zip(left, right, strict=False):
         if a != b:

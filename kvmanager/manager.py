@@ -283,7 +283,7 @@ class KVManager:
             return
         request.max_length = room
         if request.beams is not None:
-            beams = [each.token_ids[each.prompt_length :] for each in request.sequences]
+            beams = [each.token_ids[each.prompt_length :].tolist() for each in request.sequences]
             request.beams.shrink(room - len(request.spec.prompt_token_ids), beams)
             if request.beams.done:
                 send_best_beams(request, outputs)

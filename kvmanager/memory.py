@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvmanager.accounts import Account, Charges, Quota
 from kvmanager.block import Block
 from kvmanager.capacity import Capacity
-from kvmanager.content import Identify, block_identity, pack
+from kvmanager.content import Identify, block_identity
 from kvmanager.copies import PendingCopies
 from kvmanager.cost_model import CostModel
 from kvmanager.errors import InvalidRequest
@@ -294,6 +294,10 @@ class Memory:
 
     # Writing
 
+    def has_plenty(self, num_sequences: int) -> bool:
+        """Each of so many sequences can have a block, whoever they are: no need to count."""
+        return self.pool.num_available >= num_sequences and self.pool.accounts.unrestricted
+
     def blocks_to_write(self, sequences: Iterable[Sequence]) -> Charges:
         """Blocks to allocate before each of these can write its next token: at block borders, and for copies."""
         charges: Charges = Counter()
@@ -345,15 +349,19 @@ class Memory:
         write before any attends, so whoever finds the block in the cache reads it after it was written.
         """
         num_full = min(sequence.num_computed, len(sequence.token_ids)) // self.block_size
-        first, contents = sequence.num_registered, sequence.contents
+        first, contents, table = sequence.num_registered, sequence.contents, sequence.table
         if num_full <= first or not self._prefix_caching:
             return
         if len(contents) < num_full:
             self.lookup.extend_contents(sequence, num_full)
+        register, journals = self.device.cache.register, self.pool.journals
         for index in range(first, num_full):
-            block = sequence.table[index]
-            if block.content is None and not self.device.register(block, contents[index], sequence.last_step):
-                sequence.duplicates.append(index)
+            block = table[index]
+            if block.content is None:
+                if not register(block, contents[index], sequence.last_step):
+                    sequence.duplicates.append(index)
+                elif journals:
+                    self.pool.note(block)
         sequence.num_registered = num_full
 
     # The host tier
@@ -395,12 +403,14 @@ class Memory:
             sequence.host_table = []
 
     def next_check(self, sequence: Sequence) -> int:
-        """The number of tokens at which the sequence's next block is full."""
+        """The number of tokens at which the sequence's next block is full, or it is over."""
+        longest = sequence.request.max_length
         if not self._prefix_caching:
-            return sequence.request.max_length
-        full = (sequence.num_registered + 1) * self.block_size
-        length = len(sequence.token_ids)
-        return full if full > length else length + 1
+            return longest
+        full, length = (sequence.num_registered + 1) * self.block_size, len(sequence.token_ids)
+        if full <= length:
+            full = length + 1
+        return full if full < longest else longest
 
     def _release_table(self, sequence: Sequence) -> None:
         table, sequence.table = sequence.table, []
@@ -439,7 +449,7 @@ class Memory:
             held = sequence.table or sequence.host_table
             for index, content in enumerate(sequence.contents):
                 first = index * self.block_size
-                assert content.tokens == pack(sequence.token_ids[first : first + self.block_size])
+                assert content.tokens == sequence.token_ids[first : first + self.block_size].tobytes()
             assert len(held) >= self.capacity.blocks_for(sequence.num_computed)
             for block, content in zip(held[: sequence.num_registered], sequence.contents, strict=False):
                 assert block.content is None or block.content.identity == content.identity, f"{block} is another's"

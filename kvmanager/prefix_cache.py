@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvmanager.block import Block
 from kvmanager.content import Content
@@ -28,8 +28,8 @@ class PrefixCache:
         self._tier = tier
         self._log = log
         self._blocks: dict[bytes, Block] = {}
-        self._siblings: dict[tuple[bytes, bytes], dict[Block, None]] = {}
-        self._likenesses: dict[tuple[str, int], int] = {}
+        self._newest: dict[bytes, Block] = {}  # of the siblings after each prefix
+        self._likenesses: dict[int, int] = {}
         self._num_remembered = num_remembered
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
@@ -60,10 +60,13 @@ class PrefixCache:
 
     def siblings(self, parent: bytes, salt: bytes) -> list[Block]:
         """The newest few blocks that continue the same prefix in the same scope."""
-        family = self._siblings.get((parent, salt))
-        if family is None:
-            return []
-        return [block for block, _ in zip(reversed(family), range(MAX_SIBLINGS), strict=False)]
+        siblings: list[Block] = []
+        block = self._newest.get(parent or salt)
+        while block is not None and len(siblings) < MAX_SIBLINGS:
+            if block.content is not None and block.content.scope.salt == salt:
+                siblings.append(block)
+            block = block.older_sibling
+        return siblings
 
     def was_evicted(self, content: Content) -> bool:
         """Such a block was here, not long ago."""
@@ -71,7 +74,7 @@ class PrefixCache:
 
     def has_likeness(self, owner: str, content: Content) -> bool:
         """The owner has a block with the same tokens after the same tokens, in whatever scope."""
-        return (owner, content.likeness) in self._likenesses
+        return content.likeness ^ hash(owner) in self._likenesses
 
     def register(self, block: Block, content: Content, written_step: int) -> bool:
         """Makes a full block available to others.
@@ -85,15 +88,11 @@ class PrefixCache:
         block.content = content
         block.written_step = written_step
         self._blocks[content.identity] = block
-        place = (content.parent, content.scope.salt)
-        family = self._siblings.get(place)
-        if family is None:
-            self._siblings[place] = {block: None}
-        else:
-            family[block] = None
-        likeness = (content.scope.owner, content.likeness)
+        self._add_sibling(block, content.parent or content.scope.salt)
+        likeness = content.likeness ^ hash(content.scope.owner)
         self._likenesses[likeness] = self._likenesses.get(likeness, 0) + 1
-        self._evicted.pop(content.identity, None)
+        if self._evicted:
+            self._evicted.pop(content.identity, None)
         self._log.append(BlockStored(self._executor, self._tier, content.identity, content.parent, content.tokens))
         return True
 
@@ -103,18 +102,32 @@ class PrefixCache:
         assert content is not None
         del self._blocks[content.identity]
         block.content = None
-        place = (content.parent, content.scope.salt)
-        family = self._siblings[place]
-        del family[block]
-        if not family:
-            del self._siblings[place]
-        likeness = (content.scope.owner, content.likeness)
+        self._remove_sibling(block, content.parent or content.scope.salt)
+        likeness = content.likeness ^ hash(content.scope.owner)
         self._likenesses[likeness] -= 1
         if not self._likenesses[likeness]:
             del self._likenesses[likeness]
         self.num_evicted += 1
         self._remember(content.identity)
         self._log.append(BlockRemoved(self._executor, self._tier, content.identity))
+
+    def _add_sibling(self, block: Block, prefix: bytes) -> None:
+        older = self._newest.get(prefix)
+        if older is not None:
+            block.older_sibling, older.newer_sibling = older, block
+        self._newest[prefix] = block
+
+    def _remove_sibling(self, block: Block, prefix: bytes) -> None:
+        older, newer = block.older_sibling, block.newer_sibling
+        block.older_sibling = block.newer_sibling = None
+        if older is not None:
+            older.newer_sibling = newer
+        if newer is not None:
+            newer.older_sibling = older
+        elif older is not None:
+            self._newest[prefix] = older
+        else:
+            del self._newest[prefix]
 
     def _remember(self, identity: bytes) -> None:
         self._evicted[identity] = None
@@ -129,10 +142,19 @@ class PrefixCache:
             content = block.content
             assert content is not None
             assert self._blocks[content.identity] is block
-            assert block in self._siblings[content.parent, content.scope.salt]
-        assert sum(map(len, self._siblings.values())) == len(holding)
+        related = [sibling for newest in self._newest.values() for sibling in _from_newest(newest)]
+        assert len(related) == len(set(related)) == len(holding)
         assert sum(self._likenesses.values()) == len(holding)
 
 
 def _same(found: Content | None, wanted: Content) -> bool:
     return found is not None and found.tokens == wanted.tokens and found.likeness == wanted.likeness
+
+
+def _from_newest(newest: Block) -> Iterator[Block]:
+    assert newest.newer_sibling is None
+    block: Block | None = newest
+    while block is not None:
+        assert block.older_sibling is None or block.older_sibling.newer_sibling is block
+        yield block
+        block = block.older_sibling

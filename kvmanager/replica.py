@@ -133,37 +133,36 @@ class Replica:
             token_ids = sequence.token_ids
             token_ids.append(token_id)
             length = len(token_ids)
-            if length >= sequence.next_check:
-                self._check(sequence, now)
-            if token_id in sequence.stop_token_ids or length >= sequence.last_length or logprobs is not None:
+            if length >= sequence.next_check or token_id in sequence.stop_token_ids or logprobs is not None:
                 self._take_special(sequence, token_id, logprobs, outputs, now)
-            elif sequence.streamed:
+            else:
                 emit((sequence.handle, sequence.sample_index, length - sequence.prompt_length - 1, token_id))
         self._counters.generated_tokens += len(result.token_ids) - num_late
 
-    def _check(self, sequence: Sequence, now: float) -> None:
-        """The sequence's first token here, or one that may fill a block."""
-        request = sequence.request
-        request.num_losses = 0
-        if sequence.num_output == 1 and sequence.sample_index == 0:
-            self._emit(Event(EventKind.FIRST_TOKEN, now, sequence.handle))
-        sequence.last_length = request.max_length
-        if sequence.table:
-            self.scheduler.note_new_blocks(sequence)
-        sequence.next_check = self.memory.next_check(sequence)
-
     def _take_special(self, sequence: Sequence, token_id: int, logprobs: object, outputs: Outputs, now: float) -> None:
-        """A token that ends a sequence, or that there is more to say about."""
-        if sequence.request.spec.pin is not None:
+        """A token that is the first here, may fill a block, may end a sequence, or is not sent at once."""
+        request = sequence.request
+        position = len(sequence.token_ids) - sequence.prompt_length - 1
+        request.num_losses = 0
+        if position == 0 and sequence.sample_index == 0:
+            self._emit(Event(EventKind.FIRST_TOKEN, now, sequence.handle))
+        if request.spec.pin is not None:
             self._end_pin(sequence, outputs, now)
             return
+        if sequence.table:
+            self.memory.register_full_blocks(sequence)
+            if sequence.duplicates:
+                self.scheduler.note_duplicates(sequence)
         reason = self._reason_to_finish(sequence, token_id)
-        if sequence.streamed:
-            kept = [] if logprobs is None else [logprobs]
-            position = sequence.num_output - 1
-            outputs.updates.append(
-                SequenceUpdate(sequence.handle, sequence.sample_index, position, [token_id], kept, reason)
-            )
+        if request.streamed:
+            sequence.next_check = self.memory.next_check(sequence)
+            if reason is None and logprobs is None:
+                outputs.tokens.append((sequence.handle, sequence.sample_index, position, token_id))
+            else:
+                kept = [] if logprobs is None else [logprobs]
+                outputs.updates.append(
+                    SequenceUpdate(sequence.handle, sequence.sample_index, position, [token_id], kept, reason)
+                )
         if reason is not None:
             self.finish(sequence, reason, outputs, now)
 
@@ -203,7 +202,7 @@ class Replica:
             self._emit(Event(EventKind.FIRST_TOKEN, now, request.spec.handle))
         request.num_losses = 0
         candidates = [beam.candidates for beam in beams if beam.candidates is not None]
-        outputs_so_far = [beam.token_ids[beam.prompt_length :] for beam in beams]
+        outputs_so_far = [beam.token_ids[beam.prompt_length :].tolist() for beam in beams]
         continuations = search.advance(outputs_so_far, candidates)
         self._counters.generated_tokens += len(beams)
         if search.done:
@@ -231,7 +230,8 @@ class Replica:
                 self.scheduler.drop(beam)
         request.forked = True
         for beam in request.sequences:
-            self.scheduler.note_new_blocks(beam)
+            self.memory.register_full_blocks(beam)
+            self.scheduler.note_duplicates(beam)
         self.scheduler.expand(request)
 
     # Ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ class Sequence:
     """One output of a request: its tokens, and its block table.
 
     Attributes:
-        token_ids: prompt and output, as far as results have arrived.
+        token_ids: prompt and output, as far as results have arrived; packed, so that a block's are one piece of memory.
         num_computed: tokens whose keys and values are written, or will be by the steps under way. The executor may
             know tokens that have not arrived here: when this reaches the length of `token_ids`, one is under way.
         table: the physical block of each logical block (section 4.3).
@@ -61,8 +62,8 @@ class Sequence:
         duplicates: logical indices whose content another block already gave out when this one was offered.
         last_step: last step with a row of this sequence; its blocks may be touched until that step's result is here.
         due_step: the next step at which it needs more than a row while it decodes.
-        next_check: the length of `token_ids` at which the next block is full.
-        last_length: the length at which the sequence is over.
+        next_check: the length of `token_ids` at which the next block is full, or the sequence over; 0 where each token
+            has to be looked at.
         leader: after a resumption, the sibling whose prompt blocks this one shares, and which has to fill them first:
             up to `leader_tokens` tokens.
         score: sum of its output tokens' log probabilities, where sequences are ranked.
@@ -79,7 +80,6 @@ class Sequence:
         "finished",
         "handle",
         "host_table",
-        "last_length",
         "last_step",
         "leader",
         "leader_tokens",
@@ -93,7 +93,6 @@ class Sequence:
         "score",
         "sequence_id",
         "stop_token_ids",
-        "streamed",
         "table",
         "token_ids",
     )
@@ -105,9 +104,8 @@ class Sequence:
         self.handle = spec.handle
         self.sample_index = sample_index
         self.prompt_length = len(spec.prompt_token_ids)
-        self.token_ids = list(spec.prompt_token_ids)
+        self.token_ids = array("i", spec.prompt_token_ids)
         self.stop_token_ids = spec.stop_token_ids
-        self.streamed = request.streamed
         self.num_computed = 0
         self.table: list[Block] = []
         self.host_table: list[Block] = []
@@ -117,7 +115,6 @@ class Sequence:
         self.last_step = 0
         self.due_step = 0
         self.next_check = 0
-        self.last_length = 0
         self.leader: Sequence | None = None
         self.leader_tokens = 0
         self.score = 0.0
@@ -178,6 +175,7 @@ class Request:
         restarted: its prompt is computed again, so what is found of it now is no hit of the first time.
         num_losses: executors that were lost while it ran, since its last token.
         waiting_reason: why it was not admitted when last looked at, and `available_then` the blocks there were.
+        streamed: tokens are sent as they come.
         branches, choices: what the executor has to hear before the beams go on: (parent, child) and (beam, token).
     """
 
@@ -198,8 +196,12 @@ class Request:
     available_then: int = 0
     state: RequestState = RequestState.WAITING
     state_since: float = 0.0
+    streamed: bool = field(init=False)
     branches: list[tuple[Sequence, Sequence]] = field(default_factory=list)
     choices: list[tuple[Sequence, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.streamed = self.spec.beam is None and not self.ranked and self.spec.pin is None
 
     @property
     def owner(self) -> str:
@@ -209,12 +211,7 @@ class Request:
     @property
     def ranked(self) -> bool:
         """Several sequences are sampled, and only the best returned."""
-        return self.beams is None and self.spec.best_of > self.spec.n
-
-    @property
-    def streamed(self) -> bool:
-        """Tokens are sent as they come."""
-        return self.beams is None and not self.ranked and self.spec.pin is None
+        return self.spec.beam is None and self.spec.best_of > self.spec.n
 
     def cut(self, block_size: int) -> None:
         """Cuts its sequences into blocks of another size. They must not have any yet."""

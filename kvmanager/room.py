@@ -33,6 +33,8 @@ class Room:
         Returns:
             Those that can, and those that have to wait. The rest was preempted.
         """
+        if self._memory.has_plenty(len(due)):
+            return due, []
         charges = self._memory.blocks_to_write(due)
         if not charges or not self._memory.shortage(charges):
             return due, []

@@ -188,7 +188,7 @@ class Scheduler:
         sequence.num_computed += num_tokens
         sequence.last_step = batch.step
         self.memory.register_full_blocks(sequence)
-        self._note_duplicates(sequence)
+        self.note_duplicates(sequence)
         self._policy.served(request.spec.tenant, num_tokens, 0)
         if request.spec.report_progress and not sequence.num_output:
             self._progress.setdefault(batch.step, []).append((request, sequence.num_computed))
@@ -298,7 +298,7 @@ class Scheduler:
         batch.new_sequences.append(
             NewSequence(
                 sequence.sequence_id,
-                list(sequence.token_ids),
+                sequence.token_ids.tolist(),
                 len(spec.prompt_token_ids),
                 sequence.num_computed,
                 [block.block_id for block in sequence.table],
@@ -323,12 +323,8 @@ class Scheduler:
             self.sequences[sequence.sequence_id] = sequence
             self._stalled[sequence.sequence_id] = sequence  # they decode again from the next step on
 
-    def note_new_blocks(self, sequence: Sequence) -> None:
-        """Blocks of the sequence may be full with the token that has arrived."""
-        self.memory.register_full_blocks(sequence)
-        self._note_duplicates(sequence)
-
-    def _note_duplicates(self, sequence: Sequence) -> None:
+    def note_duplicates(self, sequence: Sequence) -> None:
+        """Blocks of the sequence that another one holds as well are merged in the next step."""
         if sequence.duplicates:
             self._duplicated[sequence.sequence_id] = sequence
 

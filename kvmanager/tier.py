@@ -36,7 +36,7 @@ class MemoryTier:
     def register(self, block: Block, content: Content, written_step: int) -> bool:
         """Makes a full block available to others; False where another one is given out already."""
         registered = self.cache.register(block, content, written_step)
-        if registered:
+        if registered and self.pool.journals:
             self.pool.note(block)
         return registered
 

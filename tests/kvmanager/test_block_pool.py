@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from kvmanager.accounts import Account, Quota
 from kvmanager.block import Block, BlockList
 from kvmanager.block_pool import OutOfBlocks
-from kvmanager.content import ROOT, Content, block_identity, pack
+from kvmanager.content import ROOT, Content, block_identity
 from kvmanager.kv_events import KVEventLog, Tier
 from kvmanager.prefix_cache import MAX_SIBLINGS
 from kvmanager.spec import Scope
 from kvmanager.tier import MemoryTier
+
+
+def pack(token_ids):
+    return array("i", token_ids).tobytes()
 
 
 def tier_of(num_blocks: int, **quotas: Quota) -> MemoryTier:

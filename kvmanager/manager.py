@@ -27,7 +27,7 @@ from kvmanager.errors import (
 from kvmanager.events import Event, EventKind, EventSink
 from kvmanager.kv_events import AllBlocksCleared, KVEventLog
 from kvmanager.memory import Memory
-from kvmanager.pins import Pin, Pins
+from kvmanager.pins import LostPin, Pin, Pins
 from kvmanager.policies import make_policy
 from kvmanager.replica import Replica
 from kvmanager.request import FinishReason, Request, Sequence
@@ -494,7 +494,3 @@ class KVManager:
                 promised = sum(pin.charges[account.owner] for pin in self.pins if pin.replica is replica)
                 assert account.num_pinned == promised, "a pin's promise is wrong"
         assert placed == Counter(list(self._requests)), "a request is nowhere, or twice"
-
-
-class LostPin(str):
-    """The handle of a request that computes a pin's prefix again. No gateway knows it."""

@@ -38,6 +38,13 @@ class Pin:
         return self.spec.pin.pin_id
 
 
+@dataclass(frozen=True, slots=True)
+class LostPin:
+    """The handle of a request that computes a pin's prefix again. No gateway knows it."""
+
+    pin_id: str
+
+
 class Pins:
     """All pins, by id. Blocks are promised to a pin when it is accepted, so that it can't fail later."""
 

@@ -260,6 +260,7 @@ class KVManager:
         try:
             if request.num_losses >= MAX_LOSSES:
                 raise ExecutorFailed(f"{request.num_losses} executors in a row failed while this request ran")
+            self.pins.unplace(request.spec)
             rooms = self._rooms(request)
             if not rooms:
                 self._homeless[handle] = request

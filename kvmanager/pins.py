@@ -107,6 +107,11 @@ class Pins:
             pin.replica = pin.blocks = None
         return pins
 
+    def unplace(self, spec: RequestSpec) -> None:
+        """Takes back what was promised to the pin that a request computes, if it computes one."""
+        if spec.pin is not None and (pin := self.get(spec.pin.pin_id)) is not None:
+            self._displace(pin)
+
     def _displace(self, pin: Pin) -> None:
         if pin.replica is not None:
             _promise(pin, pin.replica, -1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
-from itertools import repeat
 
 from kvmanager.counters import WASTE_INTERVAL, Counters
 from kvmanager.endings import end_request, send_best_beams, send_best_samples
@@ -123,9 +121,9 @@ class Replica:
     def _take_tokens(self, result: StepResult, outputs: Outputs, now: float) -> None:
         """Appends each sequence's token. This loop is most of what a step costs: it does nothing that can wait."""
         find, emit = self.scheduler.sequences.get, outputs.tokens.append
-        all_logprobs: Seq[object] = result.logprobs or repeat(None)  # type: ignore[assignment]
+        logprobs = dict(zip(result.sequence_ids, result.logprobs, strict=False))
         num_late = 0
-        for sequence_id, token_id, logprobs in zip(result.sequence_ids, result.token_ids, all_logprobs, strict=False):
+        for sequence_id, token_id in zip(result.sequence_ids, result.token_ids, strict=True):
             sequence = find(sequence_id)
             if sequence is None:  # it ended while this token was under way
                 num_late += 1
@@ -133,8 +131,8 @@ class Replica:
             token_ids = sequence.token_ids
             token_ids.append(token_id)
             length = len(token_ids)
-            if length >= sequence.next_check or token_id in sequence.stop_token_ids or logprobs is not None:
-                self._take_special(sequence, token_id, logprobs, outputs, now)
+            if length >= sequence.next_check or token_id in sequence.stop_token_ids or logprobs:
+                self._take_special(sequence, token_id, logprobs.get(sequence_id), outputs, now)
             else:
                 emit((sequence.handle, sequence.sample_index, length - sequence.prompt_length - 1, token_id))
         self._counters.generated_tokens += len(result.token_ids) - num_late

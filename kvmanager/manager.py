@@ -372,7 +372,9 @@ class KVManager:
     def _settle(self, outputs: Outputs) -> Outputs:
         """Forgets the requests that have ended, and keeps the pins' own from the gateways."""
         for end in outputs.ends:
-            request = self._requests.pop(end.handle)
+            request = self._requests.pop(end.handle, None)
+            if request is None:
+                continue  # settled already
             self._homes.pop(end.handle, None)
             self._homeless.pop(end.handle, None)
             self._policy.left(request.spec.tenant)

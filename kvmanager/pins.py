@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvmanager.block import Block
 from kvmanager.content import ScopeMap
-from kvmanager.errors import PinRefused
+from kvmanager.errors import InvalidRequest, PinRefused
 from kvmanager.replica import Replica
 from kvmanager.request import Request
 from kvmanager.spec import RequestSpec
@@ -76,19 +76,12 @@ class Pins:
             PinRefused: one could not. Nothing has changed.
         """
         self._displace(pin)
-        memory = replica.memory
-        scopes = ScopeMap(pin.spec.spans, memory.block_size)
-        num_blocks = len(pin.spec.prompt_token_ids) // memory.block_size
-        pin.charges = Counter(scopes[index].owner for index in range(num_blocks))
-        _promise(pin, replica, 1)
         for request in requests:
-            worst = memory.capacity.worst_case(request.spec, request.max_length)
-            left = memory.guaranteed(request)
-            if worst > left:
+            if not _fits(request, replica):
                 _promise(pin, replica, -1)
                 raise PinRefused(
-                    f"the pin's {pin.charges.total()} blocks would leave {left} to {request.owner}, "
-                    f"where a request that is here may need {worst}"
+                    f"the pin's {pin.charges.total()} blocks would leave too little to {request.owner}, where a request "
+                    f"that is here may need {replica.memory.capacity.worst_case(request.spec, request.max_length)}"
                 )
         pin.replica = replica
 
@@ -135,3 +128,11 @@ class Pins:
 def _promise(pin: Pin, replica: Replica, sign: int) -> None:
     for owner, count in pin.charges.items():
         replica.memory.pool.accounts[owner].num_pinned += sign * count
+
+
+def _fits(request: Request, replica: Replica) -> bool:
+    """Whether the request can still run to its end there."""
+    try:
+        return replica.memory.room_for(request) >= request.max_length
+    except InvalidRequest:
+        return False

@@ -76,12 +76,18 @@ class Pins:
             PinRefused: one could not. Nothing has changed.
         """
         self._displace(pin)
+        memory = replica.memory
+        scopes = ScopeMap(pin.spec.spans, memory.block_size)
+        num_blocks = len(pin.spec.prompt_token_ids) // memory.block_size
+        pin.charges = Counter(scopes[index].owner for index in range(num_blocks))
+        _promise(pin, replica, 1)
         for request in requests:
             if not _fits(request, replica):
                 _promise(pin, replica, -1)
+                worst = memory.capacity.worst_case(request.spec, request.max_length)
                 raise PinRefused(
-                    f"the pin's {pin.charges.total()} blocks would leave too little to {request.owner}, where a request "
-                    f"that is here may need {replica.memory.capacity.worst_case(request.spec, request.max_length)}"
+                    f"the pin's {num_blocks} blocks would leave too few to {request.owner}, "
+                    f"where a request that is here may need {worst}"
                 )
         pin.replica = replica
 

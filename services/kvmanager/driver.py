@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -123,6 +124,7 @@ class Driver:
         outputs = self.manager.attach_executor(
             address, decode_capacity(description), time.monotonic(), decode_speeds(description.speeds)
         )
+        _keep_from_collector()
         self._update_backend()
         self._settle(outputs)
         model = description.model
@@ -225,6 +227,16 @@ class Driver:
         if self.manager.idle and steps != self._steps_checked:
             self.manager.check_integrity()
             self._steps_checked = steps
+
+
+def _keep_from_collector() -> None:
+    """Blocks live as long as their executor: looking through all of them for garbage would hold up steps every so often.
+
+    Those of executors that are gone are looked through this once.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _check_same(fields: Sequence[str], others: inference_pb2.Model, model: inference_pb2.Model, whose: str) -> None:

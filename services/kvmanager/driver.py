@@ -230,7 +230,7 @@ class Driver:
 
 
 def _keep_from_collector() -> None:
-    """Blocks live as long as their executor: looking through all of them for garbage would hold up steps every so often.
+    """Blocks live as long as their executor: looking through all of them for garbage would hold up steps now and then.
 
     Those of executors that are gone are looked through this once.
     """

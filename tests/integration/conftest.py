@@ -7,15 +7,21 @@ import pytest
 from tests.integration.models import FAMILIES, Model, load_demo_model, make_tiny
 
 
-@pytest.fixture(scope="session", params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A tiny model of each family."""
-    return make_tiny(request.param, tmp_path_factory.mktemp(request.param))
-
-
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return make_tiny("llama", tmp_path_factory.mktemp("tiny"))
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """One of each family."""
+    return {family: make_tiny(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, tiny_models: dict[str, Model]) -> Model:
+    """A tiny model of each family."""
+    return tiny_models[request.param]
+
+
+@pytest.fixture
+def tiny(tiny_models: dict[str, Model]) -> Model:
+    return tiny_models["llama"]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,212 @@
+"""What can be seen from outside: totals, and the physical map as it changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvmanager.cost_model import Preemption
+from kvmanager.kv_events import Tier
+from kvmanager.request import RequestState
+from kvmanager.spec import Scope
+from kvmanager.step import Speeds
+from kvmanager.views import BlockView, MemoryChanges, MemoryWatch, block_views, num_evicted, replica_views
+from tests.kvmanager.harness import FIRST, Harness
+
+ACME = Scope(b"acme", "acme", 1)
+
+
+class Map:
+    """What somebody knows who has heard nothing but the changes."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, dict[tuple[Tier, int], BlockView]] = {}
+
+    def hear(self, changes: list[MemoryChanges]) -> None:
+        for change in changes:
+            if change.removed:
+                del self.blocks[change.executor]
+                continue
+            if change.snapshot:
+                self.blocks[change.executor] = {}
+            self.blocks[change.executor].update({(each.tier, each.block_id): each for each in change.blocks})
+
+    def check(self, h: Harness) -> None:
+        assert self.blocks.keys() == h.manager.replicas.keys()
+        for name, replica in h.manager.replicas.items():
+            assert list(self.blocks[name].values()) == block_views(replica)
+
+
+# Totals
+
+
+def test_blocks_by_state_add_up():
+    h = Harness(num_blocks=20, block_size=4, num_host_blocks=10)
+    h.submit("earlier", h.prompt(12), max_tokens=1)
+    h.run()
+    h.submit("a", h.prompt(10), max_tokens=8)
+    h.step()
+    (view,) = replica_views(h.manager)
+    assert (view.device.free_blocks, view.device.cached_blocks, view.device.referenced_blocks) == (14, 3, 3)
+    assert view.device.num_blocks == 20
+    assert (view.host.num_blocks, view.host.free_blocks) == (10, 10)
+
+
+def test_requests_are_counted_where_they_are():
+    h = Harness(
+        num_blocks=12, block_size=2, num_host_blocks=20, preemption=Preemption.SWAP, speeds=Speeds(1.0, 2.0, 3.0, 4.0)
+    )
+    h.submit("a", h.prompt(6), max_tokens=17)
+    h.submit("b", h.prompt(6), max_tokens=17)
+    while h.request("b").state is not RequestState.SWAPPED:
+        h.step()
+    h.submit("c", h.prompt(6), max_tokens=17)
+    h.step()
+    h.manager.drain_executor(FIRST, h.now)
+    (view,) = replica_views(h.manager)
+    assert (view.running_requests, view.swapped_requests, view.waiting_requests) == (1, 1, 0)
+    assert h.manager.num_waiting == 1, "it has no executor any more"
+    assert view.draining
+    assert view.speeds == Speeds(1.0, 2.0, 3.0, 4.0)
+
+
+def test_evictions_are_counted_beyond_an_executors_life():
+    h = Harness(num_blocks=4, block_size=4)
+    for index in range(3):
+        h.submit(index, h.prompt(12), max_tokens=1)
+        h.run()
+    before = num_evicted(h.manager)
+    assert before == 5
+    h.lose_and_return()
+    assert num_evicted(h.manager) == before
+
+
+# The map
+
+
+def test_the_map_says_what_each_block_is():
+    h = Harness(num_blocks=6, block_size=4)
+    h.submit("a", h.prompt(6), max_tokens=7, n=2, scope=ACME)
+    h.schedule()
+    first, last, *free = block_views(h.replica)
+    assert first == BlockView(0, Tier.DEVICE, 2, True, "acme", 4, first.identity)
+    assert len(first.identity) == 32
+    assert last == BlockView(1, Tier.DEVICE, 2, False, "acme", 2, b"")
+    assert free == [BlockView(index, Tier.DEVICE, 0, False, "", 0, b"") for index in range(2, 6)]
+
+
+def test_the_map_shows_both_tiers():
+    h = Harness(num_blocks=12, block_size=2, num_host_blocks=12, preemption=Preemption.SWAP, prefix_caching=False)
+    h.submit("a", h.prompt(6), max_tokens=17)
+    h.submit("b", h.prompt(6), max_tokens=17, scope=ACME)
+    while h.request("b").state is not RequestState.SWAPPED:
+        h.step()
+    host = [view for view in block_views(h.replica) if view.tier is Tier.HOST and view.reference_count]
+    (sequence,) = h.request("b").sequences
+    assert [view.block_id for view in host] == sorted(block.block_id for block in sequence.host_table)
+    assert {view.owner for view in host} == {"acme"}
+    assert sum(view.fill for view in host) == sequence.num_computed
+
+
+def test_a_cached_block_keeps_its_owner_and_its_identity():
+    h = Harness(num_blocks=6, block_size=4)
+    h.submit("a", h.prompt(5), max_tokens=1, scope=ACME)
+    h.run()
+    (cached,) = [view for view in block_views(h.replica) if view.cached]
+    assert (cached.reference_count, cached.owner, cached.fill) == (0, "acme", 4)
+
+
+# Changes
+
+
+def test_first_all_blocks_come_then_only_those_that_changed():
+    h = Harness(num_blocks=30, block_size=4, num_host_blocks=5)
+    watch = MemoryWatch(h.manager)
+    (snapshot,) = watch.changes()
+    assert snapshot.snapshot
+    assert (len(snapshot.blocks), snapshot.num_device_blocks, snapshot.num_host_blocks) == (35, 30, 5)
+    assert watch.changes() == []
+    h.submit("a", h.prompt(10), max_tokens=20)
+    h.schedule()
+    (change,) = watch.changes()
+    assert not change.snapshot
+    assert [view.block_id for view in change.blocks] == h.table("a")
+
+
+def test_a_step_that_fills_a_slot_changes_one_block():
+    h = Harness(num_blocks=30, block_size=4)
+    watch = MemoryWatch(h.manager)
+    h.submit("a", h.prompt(9), max_tokens=20)
+    h.schedule()
+    watch.changes()
+    h.schedule()
+    (change,) = watch.changes()
+    assert [(view.block_id, view.fill) for view in change.blocks] == [(h.table("a")[2], 2)]
+
+
+def test_two_who_watch_do_not_take_from_each_other():
+    h = Harness(num_blocks=30, block_size=4)
+    watches, maps = [MemoryWatch(h.manager) for _ in range(2)], [Map(), Map()]
+    h.submit("a", h.prompt(9), max_tokens=12)
+    maps[0].hear(watches[0].changes())
+    h.step()
+    for watch, each in zip(watches, maps, strict=True):
+        each.hear(watch.changes())
+        each.check(h)
+    h.run()
+    maps[1].hear(watches[1].changes())
+    maps[1].check(h)
+    watches[1].close()
+    maps[0].hear(watches[0].changes())
+    maps[0].check(h)
+
+
+def test_nothing_is_noted_for_nobody():
+    h = Harness(num_blocks=30, block_size=4)
+    watch = MemoryWatch(h.manager)
+    watch.changes()
+    watch.close()
+    assert h.replica.memory.pool.journals == h.replica.memory.host.pool.journals == []
+
+
+def test_executors_that_come_go_and_come_back():
+    h = Harness(num_blocks=10, block_size=4)
+    watch, seen = MemoryWatch(h.manager), Map()
+    seen.hear(watch.changes())
+    h.attach("second")
+    seen.hear(watch.changes())
+    seen.check(h)
+    h.submit("a", h.prompt(9), max_tokens=12)
+    h.step()
+    h.lose_and_return(FIRST)
+    (change,) = watch.changes()
+    assert change.snapshot
+    seen.hear([change])
+    seen.check(h)
+    h.detach("second")
+    (change,) = watch.changes()
+    assert change.removed
+    seen.hear([change])
+    seen.check(h)
+    h.run()
+
+
+@pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])
+def test_a_map_made_of_changes_alone_is_the_real_one_at_any_time(preemption):
+    h = Harness(
+        num_blocks=14, block_size=2, num_host_blocks=20, max_batched_tokens=16, max_sequences=8, preemption=preemption
+    )
+    watch, seen = MemoryWatch(h.manager), Map()
+    prefix = h.prompt(8)
+    for index in range(30):
+        h.submit(index, prefix[: h.rng.randrange(8)] + h.prompt(3), h.rng.randrange(1, 7), n=h.rng.choice([1, 1, 2]))
+        for _ in range(h.rng.randrange(3)):
+            h.schedule()
+            seen.hear(watch.changes())
+            seen.check(h)
+            if h.oracle.pending:
+                h.result()
+                seen.hear(watch.changes())
+                seen.check(h)
+    h.run_and_check()
+    seen.hear(watch.changes())
+    seen.check(h)

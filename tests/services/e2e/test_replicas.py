@@ -59,8 +59,11 @@ def end(executors: list[Server]) -> Iterator[None]:
 
 
 def start_on_both(stack: Stack, requests: list[dict[str, Any]]) -> list[Call]:
-    """All of them run, some of them on each executor."""
-    calls = [stack.caller.start(**request) for request in requests]
+    """All of them run, some of them on each executor: a line forms before one that stands still."""
+    one, two = stack.executors
+    with one.held(), two.held():
+        calls = [stack.caller.start(**request) for request in requests]
+        stack.wait_for_requests_in_total(len(requests))
     for call in calls:
         call.wait_for_tokens(5)
     memory = stack.memory_by_executor()
@@ -98,17 +101,20 @@ def test_executors_are_replaced_while_answers_stream(
     stack: Stack, executors: list[Server], reference: Reference
 ) -> None:
     """A third is added, one of the first two is drained and ends, and comes back under its old address."""
-    calls = start_on_both(stack, [{"prompt": f"stays {i}", **LONG} for i in range(6)])
     one, two, three = executors
     three.start()
+    three.wait_until_serving()
+    calls = start_on_both(stack, [{"prompt": f"stays {i}", **LONG} for i in range(6)])
     add(stack, three)
     stack.wait_for_executors(one, two, three)
-    drained = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        leaving = pool.submit(drain, stack, one)
-        leaving.add_done_callback(lambda _: drained.set())
-        eventually(lambda: drained.is_set() or stack.memory_by_executor()[one.address].draining, what="it drains")
-        meanwhile = [stack.caller.start(f"comes {i}", max_tokens=50, ignore_eos=True) for i in range(4)]
+        with one.held():
+            leaving = pool.submit(drain, stack, one)
+            eventually(lambda: stack.memory_by_executor()[one.address].draining, what="it drains")
+            meanwhile = [stack.caller.start(f"comes {i}", max_tokens=50, ignore_eos=True) for i in range(4)]
+            for call in meanwhile:
+                call.result()
+            assert not leaving.done()
         leaving.result(PATIENCE)
     stack.wait_for_executors(two, three)
     assert one.running

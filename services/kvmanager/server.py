@@ -80,6 +80,7 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
         interval = WATCH_SECONDS
         if request.HasField("interval"):
             interval = await _seconds(request.interval, context)
+        await context.send_initial_metadata(())
         async for message in watch_memory(self._driver.manager, interval):
             yield message
 

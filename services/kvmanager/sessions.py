@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import count
-from typing import Any, cast
+from typing import cast
 
 from kvmanager.step import Outputs
 from octavo.v1 import kvmanager_pb2
@@ -72,11 +73,12 @@ class Sessions:
     def _add_tokens(self, outputs: Outputs, messages: defaultdict[int, kvmanager_pb2.AttachResponse]) -> None:
         """A step has hundreds of these. Fields set one by one cost two thirds of what keyword arguments do."""
         tokens = cast(list[tuple[tuple[int, int], int, int, int]], outputs.tokens)
-        updates: dict[int, Any] = {}
+        adders: dict[int, Callable[[], kvmanager_pb2.SequenceUpdate]] = {}
         for (session, handle), sample_index, position, token_id in tokens:
-            if session not in updates:
-                updates[session] = messages[session].updates
-            update = updates[session].add()
+            add = adders.get(session)
+            if add is None:
+                add = adders[session] = messages[session].updates.add
+            update = add()
             update.handle = handle
             if sample_index:
                 update.sequence_index = sample_index

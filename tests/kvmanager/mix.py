@@ -1,0 +1,500 @@
+"""Everything that can happen to a KV manager, one method an event, with all that must hold checked after each.
+
+Hypothesis (test_manager_model.py) and a seeded random driver (test_long_mixes.py) decide what happens when.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+
+from kvmanager.accounts import Quota
+from kvmanager.capacity import Capacity
+from kvmanager.cost_model import Preemption
+from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, PinRefused, QueueFull
+from kvmanager.events import Event
+from kvmanager.manager import KVManager
+from kvmanager.replica import Replica
+from kvmanager.request import FinishReason
+from kvmanager.scheduler import Limits
+from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, Scope
+from kvmanager.step import Outputs, RequestEnd, Speeds, StepBatch
+from kvmanager.views import BlockView, MemoryWatch, block_views
+from tests.kvmanager.kv_mirror import KVMirror
+from tests.oracle import VOCAB_SIZE, Oracle, expected_beams, expected_best_of, expected_output
+
+MAX_MODEL_LEN = 60
+MAX_WAITING_REQUESTS = 12
+MIN_BLOCKS = 4
+PIPELINE_DEPTH = 2
+
+TENANTS = ("acme", "beta", "gamma")
+SCOPES = (
+    Scope(b"acme", "acme", 1),
+    Scope(b"acme", "acme", 1),
+    Scope(b"acme/app", "acme", 2),
+    Scope(b"beta", "beta", 1),
+    Scope(b"docs", "shared:docs", 0),
+)
+SPEEDS = (
+    None,
+    Speeds(100.0, 1000.0, 1000.0, 1000.0),  # swapping is cheaper
+    Speeds(1000.0, 1.0, 1.0, 1000.0),  # recomputing is
+    Speeds(100.0, 100.0, 100.0, 100.0),  # it depends
+)
+METHODS = ("one", "samples", "best_of", "beams")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same while a mix lasts. `watched`: the map and the KV events are followed, too."""
+
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    num_executors: int
+    max_batched_tokens: int
+    max_sequences: int
+    prefix_caching: bool
+    policy: str
+    preemption: Preemption
+    speeds: Speeds | None
+    quotas: bool
+    watched: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What somebody submits; the rest is made up."""
+
+    own_length: int
+    common: int
+    method: str
+    width: int
+    max_tokens: int
+    min_tokens: int
+    scopes: tuple[Scope, ...]
+    stops: bool
+    lifetime: float | None
+    priority: int
+
+
+class Mix:
+    """A KV manager, its executors, and its callers.
+
+    Whatever happens: each sequence's tokens are the expected ones without a gap or a repeat, every request ends exactly
+    once, every invariant holds after each event, and at the end no block is missing.
+
+    Args:
+        on_batch: told of every step that an executor is sent.
+        on_event: told of every decision.
+        on_end: told of every request that ends well.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        on_batch: Callable[[str, StepBatch], None] = lambda name, batch: None,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_end: Callable[[RequestSpec], None] = lambda spec: None,
+    ) -> None:
+        self.rng = random.Random(setting.seed)
+        self.now = 0.0
+        self.capacity = Capacity(
+            setting.num_blocks, setting.block_size, MAX_MODEL_LEN, num_host_blocks=setting.num_host_blocks
+        )
+        self.limits = Limits(setting.max_batched_tokens, setting.max_sequences, MAX_WAITING_REQUESTS)
+        self.manager = KVManager(
+            self.limits,
+            policy=setting.policy,
+            preemption=setting.preemption,
+            quotas=self._some_quotas(setting.num_blocks) if setting.quotas else None,
+            prefix_caching=setting.prefix_caching,
+            on_event=on_event,
+        )
+        self.oracles: dict[str, Oracle] = {}
+        self.specs: dict[int, RequestSpec] = {}
+        self._speeds = setting.speeds
+        self._on_batch = on_batch
+        self._on_end = on_end
+        self._max_tokens: dict[int, int] = {}
+        self._received: dict[tuple[int, int], list[int]] = {}
+        self._reasons: dict[tuple[int, int], FinishReason | None] = {}
+        self._scores: dict[tuple[int, int], float | None] = {}
+        self._shortened: set[int] = set()
+        self._executors_changed = False
+        self._prompts: list[list[int]] = []
+        self._handles = 0
+        self._watch = MemoryWatch(self.manager) if setting.watched else None
+        self._mirror = KVMirror(self.manager) if setting.watched else None
+        self._map: dict[str, dict[object, BlockView]] = {}
+        for index in range(setting.num_executors):
+            self._attach(f"executor-{index}", self.capacity)
+
+    def _some_quotas(self, num_blocks: int) -> dict[str, Quota]:
+        reserved = self.rng.randrange(0, num_blocks // 3 + 1)
+        limit = self.rng.randrange(max(2, num_blocks // 2), num_blocks + 1)
+        return {"acme": Quota(reserved_blocks=reserved, weight=2.0), "beta": Quota(max_blocks=limit)}
+
+    # What callers do
+
+    def submit(self, order: Order) -> None:
+        prompt = self._some_prompt(order.own_length, order.common)
+        stop = frozenset(self.rng.sample(range(VOCAB_SIZE), 3)) if order.stops else frozenset()
+        n, best_of, beam = 1, 0, None
+        max_tokens, min_tokens = order.max_tokens, order.min_tokens
+        if order.method == "samples":
+            n = order.width
+        elif order.method == "best_of":
+            n, best_of = self.rng.randrange(1, order.width), order.width
+        elif order.method == "beams":
+            stopping = self.rng.choice(list(EarlyStopping))
+            beam = BeamParams(order.width, self.rng.choice([0.0, 0.5, 1.0, 2.0]), stopping)
+            n = self.rng.randrange(1, order.width + 1)
+            min_tokens = 0  # the executor's affair
+            max_tokens = min(max_tokens, 8)
+        self._send(
+            RequestSpec(
+                self._new_handle(),
+                prompt,
+                self._some_spans(len(prompt), order.scopes),
+                tenant=self.rng.choice(TENANTS),
+                n=n,
+                best_of=best_of,
+                beam=beam,
+                max_tokens=max_tokens,
+                min_tokens=min(min_tokens, max_tokens) if max_tokens else min_tokens,
+                stop_token_ids=stop,
+                sampling=self.rng.randrange(3),
+                deadline=None if order.lifetime is None else self.now + order.lifetime,
+                priority=order.priority,
+                report_progress=self.rng.random() < 0.3,
+            )
+        )
+
+    def submit_the_same_again(self, copies: int) -> None:
+        """Requests that compute the same blocks at the same time, to their last token."""
+        known = [spec for spec in self.specs.values() if spec.pin is None]
+        if known:
+            spec = self.rng.choice(known)
+            for _ in range(copies):
+                self._send(replace(spec, handle=self._new_handle(), deadline=None))
+
+    def pin(self, own_length: int, common: int, scope: Scope, ttl: float) -> None:
+        prompt = self._some_prompt(own_length, common)
+        handle = self._new_handle()
+        order = PinOrder(f"pin-{handle}", ttl)
+        spans = ((len(prompt), scope),)
+        self._send(RequestSpec(handle, prompt, spans, self.rng.choice(TENANTS), max_tokens=1, sampling=0, pin=order))
+
+    def unpin(self, share: float) -> None:
+        """Lets go of a part of all pins."""
+        for pin in list(self.manager.pins):
+            if self.rng.random() < share:
+                assert self.manager.unpin(pin.spec.tenant, pin.pin_id, self.now) is True
+                self.check()
+        assert self.manager.unpin("nobody", "nothing", self.now) is False
+
+    def abort(self, handle: int) -> None:
+        outputs = self.manager.abort(handle, self.now)
+        assert not outputs.ends, "an aborted request ends without a word"
+        self._executors_changed = False
+        self._forget(handle)
+        self.check()
+
+    def running_outputs(self) -> list[tuple[int, int]]:
+        """Sequences that have tokens and go on."""
+        return sorted(key for key, tokens in self._received.items() if tokens and key not in self._reasons)
+
+    def end_one_sequence(self, key: tuple[int, int]) -> None:
+        """As a gateway does when it finds a stop string."""
+        handle, index = key
+        self._reasons[key] = None
+        self._take(self.manager.abort(handle, self.now, index))
+
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self._take(self.manager.expire(self.now))
+        assert all(spec.deadline is None or spec.deadline > self.now for spec in self.specs.values())
+        assert all(pin.expires is None or pin.expires > self.now for pin in self.manager.pins)
+
+    def _new_handle(self) -> int:
+        self._handles += 1
+        return self._handles
+
+    def _some_prompt(self, own_length: int, common: int) -> list[int]:
+        start = self.rng.choice(self._prompts)[:common] if self._prompts else []
+        return start + [self.rng.randrange(VOCAB_SIZE) for _ in range(own_length)]
+
+    def _some_spans(self, length: int, scopes: tuple[Scope, ...]) -> tuple[tuple[int, Scope], ...]:
+        borders = sorted(self.rng.randrange(length + 1) for _ in scopes[1:])
+        edges = [0, *borders, length]
+        return tuple((end - start, scope) for (start, end), scope in zip(pairwise(edges), scopes, strict=True))
+
+    def _send(self, spec: RequestSpec) -> None:
+        try:
+            self.manager.submit(spec, self.now)
+        except (InvalidRequest, QueueFull, PinRefused):
+            self.check()
+            return
+        handle = spec.handle
+        self._prompts.append(spec.prompt_token_ids)
+        self.specs[handle] = spec
+        self._max_tokens[handle] = self._room(spec)
+        for index in range(spec.n):
+            self._received[handle, index] = []
+        self.check()
+
+    def _room(self, spec: RequestSpec) -> int:
+        """Output tokens that each of its sequences may have."""
+        return self.manager._requests[spec.handle].max_length - len(spec.prompt_token_ids)
+
+    # What executors do
+
+    def schedule(self) -> None:
+        """A step for each executor that can take one."""
+        for name in self.rng.sample(sorted(self.oracles), len(self.oracles)):
+            batch = self.manager.schedule(name, self.now)
+            if batch is not None:
+                self.oracles[name].send(batch)
+                self._on_batch(name, batch)
+                assert sum(batch.row_num_tokens) <= self.limits.max_batched_tokens
+                assert len(batch.row_sequence_ids) <= self.limits.max_batched_tokens
+                self.check()
+            assert len(self.oracles[name].pending) <= PIPELINE_DEPTH
+
+    def result(self) -> None:
+        """One executor is done with a step."""
+        busy = [name for name, oracle in self.oracles.items() if oracle.pending]
+        if busy:
+            self._deliver(self.rng.choice(busy))
+
+    def run_pipelined(self, num_steps: int) -> None:
+        """So many steps of every executor, as they go when nothing else happens."""
+        for _ in range(num_steps):
+            self.schedule()
+            self.schedule()
+            for name, oracle in list(self.oracles.items()):
+                if oracle.pending:
+                    self._deliver(name)
+            self.now += 0.01
+
+    def _deliver(self, name: str) -> None:
+        oracle, replica = self.oracles[name], self.manager.replicas[name]
+        result = oracle.run()
+        if result is None:
+            return
+        # What waits for a draining executor goes elsewhere, which may be smaller.
+        self._take(self.manager.apply(name, result, self.now), executors_changed=replica.draining)
+        if not oracle.pending:
+            self._check_tables(oracle, replica)
+
+    def executors_stall(self, num_runs: int) -> None:
+        for oracle in self.oracles.values():
+            if self.rng.random() < 0.5:
+                oracle.stall(num_runs)
+
+    def executor_restarts(self, smaller: bool, pause: bool) -> None:
+        """An executor is lost, with all it held, and comes back."""
+        if not self.oracles:
+            return
+        name = self.rng.choice(sorted(self.oracles))
+        num_blocks = self.manager.replicas[name].memory.capacity.num_blocks
+        self._detach(name)
+        if pause:
+            assert self.manager.schedule(name, self.now) is None
+            self.run_pipelined(1)
+            self.time_passes(1.0)
+        self._attach(name, replace(self.capacity, num_blocks=max(MIN_BLOCKS, num_blocks // (2 if smaller else 1))))
+
+    def executor_joins(self) -> None:
+        if len(self.oracles) <= 3:
+            self._attach(f"extra-{self._handles}-{self.now}", self.capacity)
+
+    def executor_drains(self) -> None:
+        if self.oracles:
+            name = self.rng.choice(sorted(self.oracles))
+            self._take(self.manager.drain_executor(name, self.now), executors_changed=True)
+
+    def drained_executors_leave(self) -> None:
+        for name, replica in list(self.manager.replicas.items()):
+            if replica.draining and replica.idle:
+                self._detach(name)
+
+    def _attach(self, name: str, capacity: Capacity) -> None:
+        outputs = self.manager.attach_executor(name, capacity, self.now, self._speeds)
+        self.oracles[name] = Oracle(capacity.num_blocks, capacity.block_size, self.rng, capacity.num_host_blocks)
+        self._take(outputs, executors_changed=True)
+
+    def _detach(self, name: str) -> None:
+        del self.oracles[name]
+        self._take(self.manager.detach_executor(name, self.now), executors_changed=True)
+
+    # What gateways hear
+
+    def _take(self, outputs: Outputs, executors_changed: bool = False) -> None:
+        self._executors_changed = executors_changed
+        for handle, index, position, token_id in outputs.tokens:
+            self._extend((handle, index), position, [token_id])
+        for update in outputs.updates:
+            key = (update.handle, update.sample_index)
+            self._extend(key, update.position, update.token_ids)
+            if update.finish_reason is not None:
+                self._reasons[key] = update.finish_reason
+                self._scores[key] = update.score
+        for progress in outputs.progress:
+            spec = self.specs[progress.handle]
+            assert spec.report_progress
+            assert 0 < progress.computed_tokens <= progress.prompt_tokens == len(spec.prompt_token_ids)
+        for end in outputs.ends:
+            self._check_end(end)
+        if executors_changed:
+            self._note_shortened()
+        self.check()
+
+    def _extend(self, key: tuple[int, int], position: int, token_ids: list[int]) -> None:
+        assert key in self._received, "tokens for a request that is over"
+        assert key not in self._reasons, "tokens after the last one"
+        assert position == len(self._received[key]), "a gap or a repeat"
+        self._received[key].extend(token_ids)
+
+    def _note_shortened(self) -> None:
+        """Executors that came or went may have shortened what each sequence may get."""
+        for handle, spec in self.specs.items():
+            room = self._room(spec)
+            assert 0 < room <= self._max_tokens[handle]
+            if room < self._max_tokens[handle]:
+                self._shortened.add(handle)
+                self._max_tokens[handle] = room
+
+    def _check_end(self, end: RequestEnd) -> None:
+        spec = self.specs[end.handle]
+        if end.usage is not None:
+            assert end.usage.prompt_tokens == len(spec.prompt_token_ids)
+            assert 0 <= end.usage.cached_tokens < len(spec.prompt_token_ids)
+            if spec.pin is None:
+                sequences = [(end.handle, index) for index in range(spec.n)]
+                assert all(key in self._reasons for key in sequences)
+                if not spec.best_of:
+                    assert end.usage.completion_tokens == sum(len(self._received[key]) for key in sequences)
+            self._on_end(spec)
+        elif isinstance(end.error, DeadlineExceeded):
+            assert spec.deadline is not None
+            assert spec.deadline <= self.now
+        else:
+            assert isinstance(end.error, ExecutorFailed | InvalidRequest | PinRefused)
+            assert self._executors_changed or spec.pin is not None, "it was accepted"
+        self._forget(end.handle, complete=end.error is None)
+
+    def _forget(self, handle: int, complete: bool = False) -> None:
+        spec = self.specs.pop(handle)
+        max_tokens = self._max_tokens.pop(handle)
+        was_shortened = handle in self._shortened or self._executors_changed
+        received = [self._received.pop((handle, index)) for index in range(spec.n)]
+        reasons = [self._reasons.pop((handle, index), None) for index in range(spec.n)]
+        scores = [self._scores.pop((handle, index), None) for index in range(spec.n)]
+        if spec.pin is not None:
+            assert not any(received)
+        elif spec.beam is None and not spec.best_of:
+            for index in range(spec.n):
+                self._check_sequence(spec, index, max_tokens, received[index], reasons[index])
+        elif not complete:
+            assert not any(received), "ranked sequences come at the end"
+        elif not was_shortened:  # what was already longer was ended as it was
+            _check_ranked(spec, max_tokens, received, scores)
+
+    def _check_sequence(
+        self, spec: RequestSpec, index: int, max_tokens: int, received: list[int], reason: FinishReason | None
+    ) -> None:
+        # Longer than it may be: it was before the executor became smaller.
+        longest = max(max_tokens, len(received))
+        prompt, stop = spec.prompt_token_ids, spec.stop_token_ids
+        wanted = expected_output(prompt, spec.sampling, index, longest, stop, spec.min_tokens)
+        cut = reason is FinishReason.LENGTH and self._executors_changed  # the executors that are left are smaller
+        if reason is None or cut:
+            assert received == wanted[: len(received)]
+            return
+        assert received == wanted
+        stopped = received[-1] in stop and len(received) > spec.min_tokens
+        assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+    # What must hold at any time
+
+    def check(self) -> None:
+        self.manager.check_integrity()
+        for replica in self.manager.replicas.values():
+            accounts = replica.memory.pool.accounts
+            for account in accounts:
+                limit = account.quota.max_blocks
+                assert not limit or account.num_charged <= limit, f"{account.owner} is above its limit"
+            assert replica.memory.pool.num_available >= accounts.kept_for_owners({}), "a reservation is not kept"
+        counters = self.manager.counters
+        assert counters.cached_prompt_tokens <= counters.prompt_tokens
+        if self._mirror is not None:
+            self._mirror.check()
+            self._check_map()
+
+    def _check_map(self) -> None:
+        """A map made of nothing but the changes is the real one."""
+        assert self._watch is not None
+        for change in self._watch.changes():
+            if change.removed:
+                del self._map[change.executor]
+                continue
+            if change.snapshot:
+                self._map[change.executor] = {}
+            blocks = self._map[change.executor]
+            blocks.update({(block.tier, block.block_id): block for block in change.blocks})
+        assert self._map.keys() == self.manager.replicas.keys()
+        for name, replica in self.manager.replicas.items():
+            assert list(self._map[name].values()) == block_views(replica)
+
+    def _check_tables(self, oracle: Oracle, replica: Replica) -> None:
+        """With no step under way, the executor's block tables are ours, and it knows nobody whom we have forgotten."""
+        sequences = replica.scheduler.sequences
+        for sequence_id, known in oracle.sequences.items():
+            sequence = sequences.get(sequence_id)
+            if sequence is not None and sequence.resident and sequence.request.state.value == "running":
+                assert known.table == [block.block_id for block in sequence.table]
+
+    # The end
+
+    def finish(self) -> None:
+        """Until every request is over; then nothing may be left."""
+        if all(replica.draining for replica in self.manager.replicas.values()):
+            self._attach("last", replace(self.capacity, num_blocks=64))
+        for _ in range(5000):
+            self.run_pipelined(1)
+            if self.manager.idle and not self.specs:
+                break
+        assert not self.specs, "requests that never end"
+        assert self.manager.idle
+        self.unpin(share=1.0)
+        for _ in range(3):
+            self.run_pipelined(1)  # tells the executors to forget the last ones
+        for name, oracle in self.oracles.items():
+            assert not oracle.sequences, "the executor still holds sequences"
+            memory = self.manager.replicas[name].memory
+            memory.copies.start_step(10**9)  # nothing is read any more
+            assert memory.device.pool.num_referenced == 0, "blocks are missing at the end"
+            assert memory.host.pool.num_referenced == 0, "host blocks are missing at the end"
+        self.check()
+        if self._watch is not None:
+            self._watch.close()
+            assert not any(replica.memory.pool.journals for replica in self.manager.replicas.values())
+
+
+def _check_ranked(spec: RequestSpec, max_tokens: int, received: list[list[int]], scores: list[float | None]) -> None:
+    prompt, stop = spec.prompt_token_ids, spec.stop_token_ids
+    wanted: list
+    if spec.beam is not None:
+        wanted = expected_beams(prompt, spec.sampling, spec.beam, max_tokens, stop, spec.n)
+    else:
+        wanted = expected_best_of(prompt, spec.sampling, spec.n, spec.best_of, max_tokens, stop, spec.min_tokens)
+    assert received == [each.token_ids for each in wanted]
+    assert scores == pytest.approx([each.score for each in wanted])

@@ -7,18 +7,25 @@ import typer
 
 from benchmarks.soak.report import Report
 from benchmarks.soak.run import Options, run
-from benchmarks.soak.stack import Place
+from benchmarks.soak.stack import Place, Settings
 
 
 def soak(
     requests: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 500,
-    clients: Annotated[int, typer.Option(min=1, help="Clients that send at once.")] = 16,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that send at once.")] = 24,
     reruns: Annotated[int, typer.Option(min=0, help="Answered requests to send again, alone.")] = 16,
     seed: Annotated[int | None, typer.Option(help="Decides every request; random when absent.")] = None,
     timeout_minutes: Annotated[float, typer.Option(min=0, help="After which the soak has failed.")] = 30.0,
+    searches: Annotated[int, typer.Option(min=0, help="Beam searches to do again with transformers.")] = 12,
+    executors: Annotated[int, typer.Option(min=1, help="Executors of the stack, replicas of one model.")] = 2,
     kv_memory: Annotated[
-        str, typer.Option(help="Key/value memory of the stack: little, so that it runs out.")
-    ] = "80MiB",
+        str, typer.Option(help="Key/value memory of each executor: little, so that it runs out.")
+    ] = "48MiB",
+    host_memory: Annotated[
+        str, typer.Option(help="Host memory of each executor: so little that not everything can be swapped out.")
+    ] = "16MiB",
+    policy: Annotated[str, typer.Option(help="Scheduling policy of the stack.")] = "priority",
+    kill: Annotated[bool, typer.Option(help="Kill an executor in the middle.")] = True,
     address: Annotated[str, typer.Option(help="A running gateway to use instead of a stack of its own.")] = "",
     kvmanager_address: Annotated[str, typer.Option(help="The KV manager of that gateway.")] = "",
 ) -> None:
@@ -31,7 +38,9 @@ def soak(
         reruns=reruns,
         seed=random.getrandbits(32) if seed is None else seed,
         timeout=timeout_minutes * 60,
-        kv_memory=kv_memory,
+        searches=searches,
+        kill=kill,
+        stack=Settings(executors, kv_memory, host_memory, policy),
         place=Place(address, kvmanager_address, pids={}) if address else None,
     )
     report = Report()

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from benchmarks.soak.client import Answer
+from benchmarks.soak.sampling import is_ranked
 from benchmarks.soak.sequences import Assembled, SequenceAnswer
 from benchmarks.soak.workload import Kind
 from octavo.v1 import common_pb2, inference_pb2
@@ -71,8 +72,37 @@ def check_assembled(answer: Answer, assembled: Assembled, prompt_tokens: int) ->
                 f"usage says {usage.prompt_tokens} + {usage.completion_tokens} tokens, "
                 f"there are {prompt_tokens} + {completion_tokens}"
             )
-        if not 0 <= usage.cached_tokens < prompt_tokens:
-            problems.append(f"{usage.cached_tokens} cached tokens of {prompt_tokens}")
+    problems += _check_progress(answer, assembled, prompt_tokens)
+    if complete and is_ranked(answer.planned.request.sampling):
+        problems += _check_ranking(answer.planned.request.sampling, assembled.sequences)
+    return problems
+
+
+def _check_progress(answer: Answer, assembled: Assembled, prompt_tokens: int) -> list[str]:
+    """Progress grows, never beyond the prompt, and gets to its end before the answer begins."""
+    computed = [each.computed_tokens for each in assembled.progress]
+    problems = []
+    if any(each.prompt_tokens != prompt_tokens for each in assembled.progress):
+        problems.append(f"progress speaks of other prompts than one of {prompt_tokens} tokens")
+    if any(later <= earlier for earlier, later in zip([0, *computed], computed, strict=False)):
+        problems.append(f"progress does not grow: {computed}")
+    if computed and computed[-1] > prompt_tokens:
+        problems.append(f"progress of {computed[-1]} in {prompt_tokens} tokens")
+    began = any(sequence.token_ids for sequence in assembled.sequences)
+    if answer.planned.request.report_progress and began and computed[-1:] != [prompt_tokens]:
+        problems.append(f"the answer begins after progress {computed} of {prompt_tokens}")
+    return problems
+
+
+def _check_ranking(sampling: common_pb2.SamplingParams, sequences: Sequence[SequenceAnswer]) -> list[str]:
+    """Scores do not rise; beams differ."""
+    scores = [sequence.score for sequence in sequences if sequence.score is not None]
+    problems = []
+    if scores != sorted(scores, reverse=True):
+        problems.append(f"scores are not in order: {scores}")
+    beams = [tuple(sequence.token_ids) for sequence in sequences]
+    if sampling.HasField("beam_width") and len(set(beams)) < len(beams):
+        problems.append("two beams are equal")
     return problems
 
 

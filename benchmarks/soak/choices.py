@@ -22,6 +22,7 @@ def allowed(
     token_ids: Sequence[int],
     sampling: common_pb2.SamplingParams,
     uniforms: Sequence[float] | None,
+    tolerance: float = LOGIT_TOLERANCE,
 ) -> list[bool]:
     """For each position whether its token could be chosen there.
 
@@ -30,13 +31,14 @@ def allowed(
         token_ids: What was chosen, one for each position.
         sampling: As the client stated it.
         uniforms: The random number in [0, 1) that decided at each position; None: it is not known.
+        tolerance: By how much each logit may be off.
     """
     chosen = torch.tensor(token_ids)[:, None]
     temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
     if temperature == 0:
-        return _flags(logits.gather(-1, chosen) >= logits.amax(-1, keepdim=True) - 2 * LOGIT_TOLERANCE)
+        return _flags(logits.gather(-1, chosen) >= logits.amax(-1, keepdim=True) - 2 * tolerance)
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
-    kept = _Kept(scaled, sampling, 2 * LOGIT_TOLERANCE / temperature)
+    kept = _Kept(scaled, sampling, 2 * tolerance / temperature)
     possible = kept.possibly.gather(-1, chosen)
     if uniforms is not None:
         possible &= kept.contains(chosen, torch.tensor(uniforms, dtype=torch.float64)[:, None])

@@ -57,8 +57,8 @@ class Growth:
         )
 
     def problem(self, name: str) -> str | None:
-        """Says so where it is not flat."""
-        bound = BOUNDS[name].of(self.third)
+        """Says so where a process of this name is not flat; several executors are executor-1, executor-2 and so on."""
+        bound = BOUNDS[name.partition("-")[0]].of(self.third)
         if self.end - self.third <= bound:
             return None
         return (

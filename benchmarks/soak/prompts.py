@@ -1,8 +1,9 @@
-"""Prompts of many lengths, a part of which begin alike."""
+"""Prompts of many lengths, a part of which begin alike, some of them in segments with cache scopes of their own."""
 
+from collections.abc import Sequence
 from random import Random
 
-from octavo.client import as_prompt
+from octavo.client import Segment, as_prompt
 from octavo.v1 import inference_pb2
 
 # Ordinary words, so that a word is about a token.
@@ -23,9 +24,13 @@ _SENTENCE_ENDS = (". ", "? ", ", ", ": ", "\n", ".\n\n", "; ")
 # Plain text tokens, above the special and single-byte ones of the vocabulary.
 _FIRST_TOKEN_ID = 300
 
-NUM_PREFIXES = 2
-SHORTEST_PREFIX, LONGEST_PREFIX = 60, 240
-SHORTEST, LONGEST = 4, 560
+NUM_PREFIXES = 3
+SHORTEST_PREFIX, LONGEST_PREFIX = 60, 200
+SHORTEST, LONGEST = 4, 320
+
+NAMESPACE = "soak"
+"""The shared namespace that the caller has joined."""
+SCOPES = ("request", "app", "tenant", f"shared:{NAMESPACE}")
 
 
 class Prompts:
@@ -51,6 +56,28 @@ class Prompts:
     def chat(self, num_words: int) -> inference_pb2.Prompt:
         """A conversation of one short message."""
         return as_prompt([{"role": "user", "content": self.text(num_words)}])
+
+    def segmented(self) -> inference_pb2.Prompt:
+        """A beginning that others have too, and a tail, in segments of which most have a scope."""
+        rng = self._rng
+        form = rng.choice(("text", "chat", "tokens"))
+        if form == "tokens":
+            parts = [rng.choice(self._tokens), *(self._token_ids(self._tail_length()) for _ in range(2))]
+            return self._in_scopes(parts)
+        texts = [rng.choice(self._texts), *(f" {self.text(self._tail_length())}" for _ in range(2))]
+        if form == "text":
+            # An empty segment narrows nothing.
+            return self._in_scopes([*texts, ""] if rng.random() < 0.2 else list(texts))
+        roles = ("system", "user", "user")
+        return self._in_scopes([{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)])
+
+    def _in_scopes(self, parts: Sequence[str | list[int] | dict[str, str]]) -> inference_pb2.Prompt:
+        """The widest scopes come first most of the time: nothing after a narrow one can be reused more widely."""
+        rng = self._rng
+        scopes: list[str | None] = [rng.choice((None, *SCOPES)) for _ in parts]
+        if rng.random() < 0.7:
+            scopes.sort(key=lambda scope: SCOPES.index(scope or "tenant"), reverse=True)
+        return as_prompt([Segment(part, scope) for part, scope in zip(parts, scopes, strict=True)])
 
     def text(self, num_words: int) -> str:
         """Words that mean nothing, with punctuation; an eighth of the texts are of fewer, longer words."""

@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from benchmarks.soak.load import Load, Loader
+from benchmarks.soak.load import Load, Loader, Plan
 from benchmarks.soak.report import Report
-from benchmarks.soak.stack import MODEL, Place, ServedStack, StackFailed
+from benchmarks.soak.stack import MODEL, Place, ServedStack, Settings, StackFailed
 from benchmarks.soak.summary import summarise
 from octavo.client import OctavoError
 from services.model_store import resolve_model
@@ -29,7 +29,9 @@ class Options:
         reruns: How many answered requests to send again, alone.
         seed: Decides every request.
         timeout: Seconds after which the soak has failed.
-        kv_memory: Of the stack that is started.
+        searches: How many beam searches to do again with the reference.
+        kill: Whether to kill an executor in the middle.
+        stack: The stack to start.
         place: A running stack to use instead, or None.
     """
 
@@ -38,7 +40,9 @@ class Options:
     reruns: int
     seed: int
     timeout: float
-    kv_memory: str
+    searches: int
+    kill: bool
+    stack: Settings
     place: Place | None = None
 
 
@@ -47,23 +51,40 @@ def run(options: Options, report: Report) -> bool:
     ends = time.monotonic() + options.timeout
     gguf = Path(resolve_model(MODEL))
     report.emit("start", seed=options.seed, requests=options.requests, clients=options.clients)
-    summary = {}
+    started = time.monotonic()
+    summary: dict[str, Any] = {}
     with report.bars():
         load = asyncio.run(_serve(options, report))
         if load is not None:
             report.emit("served", requests=len(load.answers), seconds=round(load.seconds, 1))
-            summary = {**summarise(load), "verified": _verify(load, gguf, ends, report)}
-    report.emit("summary", seed=options.seed, **summary, failures=len(report.failures), ok=not report.failures)
+            # Takes seconds to import: not before it is needed.
+            from benchmarks.soak.verification import verify
+
+            summary = {**summarise(load), "verified": verify(load, gguf, options.searches, ends, report)}
+    took = round(time.monotonic() - started, 1)
+    report.emit(
+        "summary",
+        seed=options.seed,
+        **summary,
+        total_seconds=took,
+        failures=len(report.failures),
+        ok=not report.failures,
+    )
     return not report.failures
 
 
 async def _serve(options: Options, report: Report) -> Load | None:
     """Everything that needs the stack; None where it did not come to its end."""
+    plan = Plan(options.requests, options.clients, options.reruns, options.seed)
     if options.place is not None:
-        return await _load(options.place, options, report)
-    stack = ServedStack(options.kv_memory)
+        return await _load(options.place, plan, options.timeout, report)
+    stack = ServedStack(options.stack)
     try:
-        return await _load(await stack.start(), options, report)
+        place = await stack.start()
+        plan = replace(plan, num_executors=options.stack.executors, kill=stack.kill, check_totals=True)
+        if options.kill:
+            plan = replace(plan, victim=max(name for name in place.pids if name.startswith("executor")))
+        return await _load(place, plan, options.timeout, report)
     except StackFailed as failure:
         report.fail("octavo serve", [str(failure)])
         return None
@@ -71,12 +92,12 @@ async def _serve(options: Options, report: Report) -> Load | None:
         await _stop(stack, report)
 
 
-async def _load(place: Place, options: Options, report: Report) -> Load | None:
-    loader = Loader(place, options.seed, options.clients, report)
+async def _load(place: Place, plan: Plan, timeout: float, report: Report) -> Load | None:
+    loader = Loader(place, plan, report)
     try:
-        return await asyncio.wait_for(loader.serve(options.requests, options.reruns), options.timeout)
+        return await asyncio.wait_for(loader.serve(), timeout)
     except asyncio.TimeoutError:
-        report.fail("soak", [f"not over after {options.timeout:.0f} s; under way: {sorted(loader.under_way)}"])
+        report.fail("soak", [f"not over after {timeout:.0f} s; under way: {sorted(loader.under_way)}"])
     except OctavoError as error:
         report.fail("soak", [f"the gateway does not answer: {error}"])
     except grpc.RpcError as error:
@@ -92,22 +113,3 @@ async def _stop(stack: ServedStack, report: Report) -> None:
     if stack.trouble:
         report.fail("log", stack.trouble)
         report.emit("log", last_lines=stack.lines[-_LOG_LINES:])
-
-
-def _verify(load: Load, gguf: Path, ends: float, report: Report) -> dict[str, Any]:
-    """Checks every answer and returns how much was checked."""
-    # Takes seconds to import: not before it is needed.
-    from benchmarks.soak.verify import Verifier
-
-    verifier = Verifier(gguf)
-    answers = [("probe", answer) for answer in load.probes]
-    answers += [("request", answer) for answer in load.answers]
-    answers += [("rerun", answer) for answer in load.reruns]
-    for done, (name, answer) in enumerate(answers):
-        if time.monotonic() > ends:
-            report.fail("soak", [f"out of time with {done} of {len(answers)} answers checked"])
-            break
-        where = f"{name} {answer.planned.number} ({answer.planned.kind.value})"
-        report.fail(where, verifier.check(answer), answer.planned)
-        report.progress("verified", done + 1, len(answers))
-    return verifier.summary()

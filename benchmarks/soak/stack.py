@@ -1,6 +1,7 @@
 """`octavo serve` as a user starts it, and what can be seen of it from outside."""
 
 import asyncio
+import os
 import re
 import signal
 import sys
@@ -11,13 +12,17 @@ from pathlib import Path
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.soak.prompts import NAMESPACE
 from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 
 MODEL = "smollm2"
 _READY = re.compile(r"Octavo serves \S+ on (\S+)")
-_PROCESS = re.compile(r"(\w+) serves on (\S+), process (\d+)")
+_PROCESS = re.compile(r"([\w-]+) serves on (\S+), process (\d+)")
 # What the launcher and the services say when something broke.
 _TROUBLE = re.compile(r'Traceback|"level": "error"| died \(|did not stop')
+# Whose requests all are, where nobody says who is calling.
+_TENANT = "default"
+_STEP_TOKENS = 128
 _START_SECONDS = 300.0
 _STOP_SECONDS = 60.0
 _CHANNEL_OPTIONS = [("grpc.enable_http_proxy", 0)]
@@ -42,17 +47,41 @@ class Place:
     pids: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Of the stack that is started.
+
+    Attributes:
+        executors: How many.
+        kv_memory: Key/value memory of each.
+        host_memory: Host memory of each, which blocks are swapped out to.
+        policy: Who goes first.
+    """
+
+    executors: int
+    kv_memory: str
+    host_memory: str
+    policy: str
+
+
 class ServedStack:
     """A real `octavo serve`."""
 
-    def __init__(self, kv_memory: str) -> None:
-        # float32 is what the reference computes in.
+    def __init__(self, settings: Settings) -> None:
+        threads = max(1, (os.cpu_count() or 1) // settings.executors)
         self._command: Sequence[str] = (
             str(Path(sys.executable).with_name("octavo")),
-            *("serve", "--model", MODEL, "--port", "0", "--dtype", "float32"),
-            *("--kv-memory", kv_memory, "--log-level", "warning"),
+            # float32 is what the reference computes in.
+            *("serve", "--model", MODEL, "--port", "0", "--dtype", "float32", "--threads", str(threads)),
+            *("--num-executors", str(settings.executors), "--policy", settings.policy),
+            *("--kv-memory", settings.kv_memory, "--host-memory", settings.host_memory),
+            # Small steps, so that a long prompt takes several.
+            *("--max-batched-tokens", str(_STEP_TOKENS), "--max-sequences", str(_STEP_TOKENS)),
+            *("--shared-namespaces", f"{NAMESPACE}={_TENANT}", "--log-level", "warning"),
         )
         self.lines: list[str] = []
+        self._killed: set[str] = set()
+        self._pids: Mapping[str, int] = {}
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> Place:
@@ -79,7 +108,13 @@ class ServedStack:
             raise StackFailed(f"does not serve after {_START_SECONDS:.0f} s") from None
         found = [match for match in map(_PROCESS.fullmatch, self.lines) if match]
         places = {match[1]: match[2] for match in found}
-        return Place(gateway, places["kvmanager"], {match[1]: int(match[3]) for match in found})
+        self._pids = {match[1]: int(match[3]) for match in found}
+        return Place(gateway, places["kvmanager"], self._pids)
+
+    def kill(self, name: str) -> None:
+        """Kills one process, which was never killed before; the launcher starts it again."""
+        self._killed.add(name)
+        os.kill(self._pids[name], signal.SIGKILL)
 
     async def stop(self) -> None:
         """Does what Ctrl-C does.
@@ -103,8 +138,9 @@ class ServedStack:
 
     @property
     def trouble(self) -> list[str]:
-        """Lines of its log that tell of a failure."""
-        return [line for line in self.lines if _TROUBLE.search(line)]
+        """Lines of its log that tell of a failure, but for those killed here."""
+        planned = {f"{name} died (killed by SIGKILL); it is started again" for name in self._killed}
+        return [line for line in self.lines if _TROUBLE.search(line) and line not in planned]
 
     async def _read(self, process: asyncio.subprocess.Process, ready: "asyncio.Future[str]") -> None:
         assert process.stdout is not None
@@ -130,13 +166,12 @@ class Inspector:
         memory: kvmanager_pb2.GetMemoryMapResponse = await stub.GetMemoryMap(request, timeout=30.0)
         return memory
 
-    async def idle_memory_map(self, patience: float) -> kvmanager_pb2.GetMemoryMapResponse:
-        """The memory map once no request is left, or the last one when patience ends."""
+    async def idle_memory_map(self, num_executors: int, patience: float) -> kvmanager_pb2.GetMemoryMapResponse:
+        """The memory map once all executors are there and no request is left, or the last one when patience ends."""
         deadline = asyncio.get_running_loop().time() + patience
         while True:
             memory = await self.memory_map()
-            busy = memory.running_requests or memory.waiting_requests or memory.referenced_blocks
-            if not busy or asyncio.get_running_loop().time() > deadline:
+            if not check_idle(memory, num_executors) or asyncio.get_running_loop().time() > deadline:
                 return memory
             await asyncio.sleep(0.1)
 
@@ -155,19 +190,46 @@ class Inspector:
         await self._gateway.close(None)
 
 
-def check_idle(memory: kvmanager_pb2.GetMemoryMapResponse) -> list[str]:
-    """Whether every block of a stack without requests is there and nobody's."""
+def check_idle(memory: kvmanager_pb2.GetMemoryMapResponse, num_executors: int) -> list[str]:
+    """Whether every executor of a stack without requests is there, and every block nobody's."""
     problems = []
+    if len(memory.executors) != num_executors:
+        problems.append(f"there are {len(memory.executors)} executors, should be {num_executors}")
     if memory.running_requests or memory.waiting_requests:
         problems.append(f"{memory.running_requests} requests run and {memory.waiting_requests} wait, none should")
-    states = (memory.free_blocks, memory.cached_blocks, memory.referenced_blocks)
-    if memory.referenced_blocks or sum(states) != memory.num_blocks:
-        problems.append(f"of {memory.num_blocks} blocks {states} are free, cached and referenced")
-    # Each block by itself, against the totals.
-    referenced = [index for index, block in enumerate(memory.blocks) if block.reference_count]
+    totals = kvmanager_pb2.PoolState(
+        num_blocks=sum(executor.device.num_blocks for executor in memory.executors),
+        free_blocks=memory.free_blocks,
+        cached_blocks=memory.cached_blocks,
+        referenced_blocks=memory.referenced_blocks,
+    )
+    problems += _check_pool(totals, "all executors")
+    for executor in memory.executors:
+        device = [block for block in executor.blocks if block.tier == kvmanager_pb2.TIER_DEVICE]
+        host = [block for block in executor.blocks if block.tier == kvmanager_pb2.TIER_HOST]
+        for tier, pool, blocks in (("device", executor.device, device), ("host", executor.host, host)):
+            where = f"{executor.executor}, {tier}"
+            problems += _check_pool(pool, where) + _check_blocks(pool, blocks, where)
+    for tenant in memory.tenants:
+        if tenant.charged_blocks or tenant.pinned_blocks:
+            problems.append(f"{tenant.owner} has {tenant.charged_blocks} blocks, {tenant.pinned_blocks} of them pinned")
+    return problems
+
+
+def _check_pool(pool: kvmanager_pb2.PoolState, where: str) -> list[str]:
+    states = (pool.free_blocks, pool.cached_blocks, pool.referenced_blocks)
+    if pool.referenced_blocks or sum(states) != pool.num_blocks:
+        return [f"{where}: of {pool.num_blocks} blocks {states} are free, cached and referenced"]
+    return []
+
+
+def _check_blocks(pool: kvmanager_pb2.PoolState, blocks: Sequence[kvmanager_pb2.Block], where: str) -> list[str]:
+    """Each block by itself, against the totals."""
+    problems = []
+    referenced = [block.block_id for block in blocks if block.reference_count]
     if referenced:
-        problems.append(f"blocks {referenced} have references")
-    num_cached = sum(block.cached for block in memory.blocks)
-    if (len(memory.blocks), num_cached) != (memory.num_blocks, memory.cached_blocks):
-        problems.append(f"{len(memory.blocks)} blocks are listed, {num_cached} of them cached")
+        problems.append(f"{where}: blocks {referenced} have references")
+    num_cached = sum(block.cached for block in blocks)
+    if (len(blocks), num_cached) != (pool.num_blocks, pool.cached_blocks):
+        problems.append(f"{where}: {len(blocks)} blocks are listed, {num_cached} of them cached")
     return problems

@@ -2,19 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import quantiles
 from typing import Any
 
+from benchmarks.soak import totals
 from benchmarks.soak.client import Answer
 from benchmarks.soak.load import Load
 from benchmarks.soak.memory import MIB
+from benchmarks.soak.pins import PinLog
+from benchmarks.soak.sampling import is_ranked
 from benchmarks.soak.sequences import assemble
 from benchmarks.soak.workload import Kind
-
-_COUNTERS = (
-    *("steps", "prompt_tokens", "cached_prompt_tokens", "generated_tokens"),
-    *("preemptions", "copied_blocks", "evicted_blocks"),
-)
 
 
 def summarise(load: Load) -> dict[str, Any]:
@@ -29,7 +28,9 @@ def summarise(load: Load) -> dict[str, Any]:
             [answer.seconds_to_first for answer in load.answers if answer.seconds_to_first is not None]
         ),
         "deadlines": _deadlines(load.answers),
-        "memory_map": _memory_map(load),
+        "methods": _methods(load.answers),
+        "memory_map": totals.summary(load.before, load.loaded),
+        "pins": _pins(load.pins),
         "resident_mib": {
             name: {
                 "first": round(growth.first / MIB, 1),
@@ -61,19 +62,24 @@ def _deadlines(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def _memory_map(load: Load) -> dict[str, Any]:
-    """The counters of the workload alone."""
-    before, after = load.before.counters, load.loaded.counters
+def _methods(answers: Sequence[Answer]) -> dict[str, int]:
+    """How many complete answers each decoding method gave."""
+    return dict(Counter(_method(answer) for answer in answers if answer.outcome == "ok"))
 
-    def grown(name: str) -> int:
-        return int(getattr(after, name) - getattr(before, name))
 
-    wasted = grown("reserved_slot_steps") + grown("internal_slot_steps")
-    return {name: grown(name) for name in _COUNTERS} | {
-        "num_blocks": load.loaded.num_blocks,
-        "peak_referenced_blocks": after.peak_referenced_blocks,
-        "waste_percent": round(100 * wasted / max(1, grown("slot_steps")), 2),
-    }
+def _method(answer: Answer) -> str:
+    sampling = answer.planned.request.sampling
+    if sampling.HasField("beam_width"):
+        return "beam_search"
+    if is_ranked(sampling):
+        return "best_of"
+    return "greedy" if sampling.HasField("temperature") and sampling.temperature == 0 else "sampling"
+
+
+def _pins(pins: PinLog) -> dict[str, int]:
+    counts = asdict(pins)
+    del counts["problems"]
+    return counts
 
 
 def _reruns(load: Load) -> dict[str, int]:

@@ -7,9 +7,10 @@ import pytest
 
 from benchmarks.soak.checks import LATEST_SECONDS, check_assembled, check_outcome, check_sequence, find_stop
 from benchmarks.soak.client import Answer
+from benchmarks.soak.prefix_match import check_prefix_match
 from benchmarks.soak.sequences import SequenceAnswer, assemble
 from benchmarks.soak.workload import Kind, Planned
-from octavo.client import OctavoError, generate_request
+from octavo.client import OctavoError, Segment, generate_request
 from octavo.v1 import common_pb2, inference_pb2
 
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
@@ -163,3 +164,143 @@ def test_an_invalid_request_is_refused_as_expected() -> None:
     assert outcome(planned, grpc.StatusCode.INVALID_ARGUMENT, 0.1, "sampling.top_k")
     assert outcome(planned, grpc.StatusCode.NOT_FOUND, 0.1, "sampling.n")
     assert outcome(planned, None, 0.1)
+
+
+def progress(computed: int, prompt: int = 7) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(
+        request_id="r", progress=inference_pb2.PrefillProgress(computed_tokens=computed, prompt_tokens=prompt)
+    )
+
+
+def judged_progress(responses: list[inference_pb2.GenerateResponse], asked: bool = True) -> list[str]:
+    wanted = request()
+    wanted.report_progress = asked
+    answer = Answer(Planned(0, Kind.COMPLETE, wanted), responses)
+    return check_assembled(answer, assemble(wanted, responses), 7)
+
+
+WHOLE = response(0, "abcde", finish_reason=LENGTH, usage=USAGE)
+
+
+def test_progress_to_the_end_of_the_prompt_passes() -> None:
+    assert judged_progress([progress(3), progress(5), progress(7), WHOLE]) == []
+    assert judged_progress([WHOLE], asked=False) == []
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [WHOLE],  # there is none
+        [progress(3), WHOLE],  # not to the end
+        [progress(5), progress(3), progress(7), WHOLE],
+        [progress(7), progress(7), WHOLE],
+        [progress(8), WHOLE],
+        [progress(7, prompt=8), WHOLE],
+        [progress(5), response(0, "ab"), progress(7), response(2, "cde", finish_reason=LENGTH, usage=USAGE)],
+    ],
+)
+def test_wrong_progress_is_found(responses: list[inference_pb2.GenerateResponse]) -> None:
+    assert judged_progress(responses)
+
+
+def test_progress_that_nobody_asked_for_is_found() -> None:
+    assert judged_progress([progress(7), WHOLE], asked=False)
+
+
+def ranked(*answers: tuple[str, float], **sampling: object) -> list[str]:
+    usage = common_pb2.Usage(prompt_tokens=7, completion_tokens=sum(len(text) for text, _ in answers))
+    responses = [
+        response(0, text, index, finish_reason=LENGTH, score=score) for index, (text, score) in enumerate(answers)
+    ]
+    responses[-1].usage.CopyFrom(usage)
+    return judged_request(request(n=len(answers), **sampling), responses)
+
+
+def judged_request(wanted: inference_pb2.GenerateRequest, responses: list[inference_pb2.GenerateResponse]) -> list[str]:
+    answer = Answer(Planned(0, Kind.COMPLETE, wanted), responses)
+    return check_assembled(answer, assemble(wanted, responses), 7)
+
+
+def test_ranked_sequences_come_best_first() -> None:
+    assert ranked(("abcde", -1.0), ("abcdf", -1.0), ("abcdg", -2.0), beam_width=4) == []
+    assert ranked(("abcde", -1.0), ("abcde", -2.0), best_of=4) == []
+    assert ranked(("abcde", -2.0), ("abcdf", -1.0), best_of=4)
+    assert ranked(("abcde", -2.0), ("abcdf", -1.0), beam_width=4)
+
+
+def test_equal_beams_are_found() -> None:
+    assert ranked(("abcde", -1.0), ("abcde", -1.0), beam_width=4)
+
+
+def test_scores_come_with_whole_sequences_and_only_where_there_is_a_ranking() -> None:
+    with_score = response(0, "abcde", finish_reason=LENGTH, usage=USAGE, score=-1.0)
+    assert judged_request(request(best_of=2), [with_score]) == []
+    assert judged_request(request(), [with_score])
+    assert judged_request(request(best_of=2), [WHOLE])
+    parts = [response(0, "ab"), response(2, "cde", finish_reason=LENGTH, usage=USAGE, score=-1.0)]
+    assert judged_request(request(best_of=2), parts)
+
+
+NEVER, EVICTED, OTHER, PARTIAL, LAST = (
+    common_pb2.PREFIX_MATCH_END_NEVER_SEEN,
+    common_pb2.PREFIX_MATCH_END_EVICTED,
+    common_pb2.PREFIX_MATCH_END_OTHER_SCOPE,
+    common_pb2.PREFIX_MATCH_END_PARTIAL_BLOCK,
+    common_pb2.PREFIX_MATCH_END_LAST_TOKEN,
+)
+
+
+def match(prompt: int, cached: int, end: int, alone: bool = True, **fields: object) -> list[str]:
+    usage = common_pb2.Usage(prompt_tokens=prompt, cached_tokens=cached, prefix_match_end=end)
+    return check_prefix_match(generate_request("hello", **fields), usage, 16, alone)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "end"),
+    [
+        (40, 0, NEVER),
+        (40, 16, EVICTED),
+        (40, 21, NEVER),  # a part of a block was copied
+        (40, 16, OTHER),
+        (40, 32, PARTIAL),
+        (40, 36, PARTIAL),
+        (40, 39, LAST),
+        (48, 32, LAST),
+        (48, 47, LAST),
+        (5, 0, PARTIAL),
+    ],
+)
+def test_prefix_matches_that_can_be_pass(prompt: int, cached: int, end: int) -> None:
+    assert match(prompt, cached, end) == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "end"),
+    [
+        (40, 40, LAST),
+        (40, 32, LAST),
+        (48, 16, LAST),
+        (40, 16, PARTIAL),
+        (48, 32, PARTIAL),
+        (40, 39, PARTIAL),
+        (40, 32, NEVER),
+        (40, 39, EVICTED),
+        (40, 0, common_pb2.PREFIX_MATCH_END_UNSPECIFIED),
+    ],
+)
+def test_prefix_matches_that_contradict_themselves_are_found(prompt: int, cached: int, end: int) -> None:
+    assert match(prompt, cached, end)
+
+
+def test_others_may_compute_more_than_the_match_found() -> None:
+    assert match(40, 32, NEVER, alone=False) == []
+
+
+def test_what_only_the_request_may_reuse_is_never_cached() -> None:
+    assert match(40, 16, NEVER, cache_scope="request")
+    assert match(40, 0, NEVER, cache_scope="request") == []
+    parts = [Segment([1] * 20, "tenant"), Segment([2] * 20, "request")]
+    usage = common_pb2.Usage(prompt_tokens=40, cached_tokens=16, prefix_match_end=NEVER)
+    assert check_prefix_match(generate_request(parts), usage, 16, alone=True) == []
+    usage.cached_tokens = 18
+    assert check_prefix_match(generate_request(parts), usage, 16, alone=True)

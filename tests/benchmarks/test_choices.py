@@ -2,15 +2,17 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from benchmarks.soak.choices import LOGIT_TOLERANCE, allowed  # noqa: E402
+from benchmarks.soak.processors import changes_rows, processed  # noqa: E402
 from executor.random_stream import uniform  # noqa: E402
 from executor.sampler import Draw, sample  # noqa: E402
-from executor.step import SamplingParams  # noqa: E402
+from executor.step import Penalties, SamplingParams  # noqa: E402
 from octavo.v1 import common_pb2  # noqa: E402
 
 VOCAB = 400
@@ -86,3 +88,47 @@ def test_forbidden_tokens_are_found_out(logits: "torch.Tensor") -> None:
     logits[torch.arange(POSITIONS), torch.tensor(forbidden)] = float("-inf")
     for sampling in (common_pb2.SamplingParams(temperature=0.0), common_pb2.SamplingParams(top_k=20, top_p=0.9)):
         assert not any(allowed(logits, forbidden, sampling, None))
+
+
+PENALTIES = [
+    {"logit_bias": {7: 3.5, 11: -100.0}},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.8},
+    {"presence_penalty": 0.6},
+    {"frequency_penalty": 0.7},
+    {"logit_bias": {3: 2.0}, "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 1.1},
+    {"min_tokens": 30},
+]
+
+
+@pytest.mark.parametrize("changes", PENALTIES, ids=str)
+def test_penalties_are_what_the_executor_makes_of_them(logits: "torch.Tensor", changes: dict[str, Any]) -> None:
+    """Greedy choices one after the other, each of which changes those after it."""
+    sampling = common_pb2.SamplingParams(temperature=0.0, **changes)
+    prompt, stops = [random.randrange(VOCAB) for _ in range(10)], {5, 6}
+    logits[:, [5, 6]] += 6.0
+    output: list[int] = []
+    for row in logits[:60]:
+        params = SamplingParams(
+            temperature=0.0,
+            seed=1,
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=tuple(stops),
+            penalties=Penalties(
+                presence=sampling.presence_penalty,
+                frequency=sampling.frequency_penalty,
+                repetition=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+                logit_bias=dict(sampling.logit_bias),
+            ),
+        )
+        draw = Draw(0, params, 0, len(output), [*prompt, *output])
+        output += sample(row[None].clone(), [draw])[0]
+    assert changes_rows(sampling)
+    assert all(allowed(processed(logits[:60], prompt, output, sampling, stops), output, sampling, None))
+    assert not all(allowed(logits[:60], output, sampling, None))
+
+
+def test_without_penalties_nothing_changes(logits: "torch.Tensor") -> None:
+    sampling = common_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.0)
+    assert not changes_rows(sampling)
+    assert processed(logits, [1], [2] * POSITIONS, sampling, {5}) is logits

@@ -18,10 +18,12 @@ pytestmark = [
 ]
 
 
-def test_sixty_mixed_requests_from_sixteen_clients() -> None:
-    command = [sys.executable, "-m", "benchmarks.soak", "--requests", "60", "--reruns", "4", "--timeout-minutes", "12"]
+def test_a_few_mixed_requests_and_a_killed_executor() -> None:
+    sizes = ["--requests", "24", "--clients", "12", "--reruns", "2", "--searches", "2", "--timeout-minutes", "12"]
+    command = [sys.executable, "-m", "benchmarks.soak", *sizes]
     soak = subprocess.run(command, capture_output=True, text=True, check=False)
     assert soak.returncode == 0, soak.stdout[-4000:] + soak.stderr[-4000:]
-    summary = json.loads(soak.stdout.splitlines()[-1])
-    assert summary["ok"]
-    assert summary["failures"] == 0
+    lines = [json.loads(line) for line in soak.stdout.splitlines()]
+    assert lines[-1]["ok"]
+    assert lines[-1]["failures"] == 0
+    assert [line["process"] for line in lines if line["event"] == "kill"] == ["executor-2"]

@@ -19,6 +19,14 @@ def family(request: pytest.FixtureRequest, tiny_models: dict[str, Model]) -> Mod
     return tiny_models[request.param]
 
 
+@pytest.fixture(
+    params=[family if family == "llama" else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+)
+def each_family(request: pytest.FixtureRequest, tiny_models: dict[str, Model]) -> Model:
+    """The same for tests of many cases: only the first family's are always run."""
+    return tiny_models[request.param]
+
+
 @pytest.fixture
 def tiny(tiny_models: dict[str, Model]) -> Model:
     return tiny_models["llama"]
@@ -27,10 +35,3 @@ def tiny(tiny_models: dict[str, Model]) -> Model:
 @pytest.fixture(scope="session")
 def smollm2() -> Model:
     return load_demo_model()
-
-
-@pytest.fixture(params=["tiny", pytest.param("smollm2", marks=pytest.mark.demo_model)])
-def model(request: pytest.FixtureRequest) -> Model:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Model)
-    return found

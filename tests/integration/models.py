@@ -12,6 +12,7 @@ import transformers
 
 from executor.executor import Executor
 from executor.loader import ExecutorSettings, load_executor
+from gateway.loading import load_tokenizer
 from services.model_store import SMOLLM2
 
 VOCAB_SIZE = 300
@@ -64,7 +65,7 @@ class Model:
     """A model's files, `transformers`' form of it, and the executors that run it.
 
     Attributes:
-        prompts: eight, the last one the longest.
+        prompts: eight; the last one is the longest.
         memory: what an executor takes for blocks on its device, and once more in the host tier.
     """
 
@@ -122,5 +123,5 @@ def load_demo_model() -> Model:
     if not path.is_file():
         pytest.skip("the demo model is not in the cache (make demo fetches it)")
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    return Model(path, model, [list(tokenizer(text).input_ids) for text in _TEXTS], memory="96MiB")
+    tokenizer = load_tokenizer(path)
+    return Model(path, model, [tokenizer.encode(text) for text in _TEXTS], memory="48MiB")

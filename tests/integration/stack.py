@@ -26,7 +26,7 @@ from services.rpc.columns import pack_int32
 from tests.integration.models import Model
 
 FIRST = "executor-0"
-MOST_TOKENS = 2048
+MOST_TOKENS = 1024
 """That the blocks of a large pool hold: every step all of them are checked."""
 
 _EARLY_STOPPING = {

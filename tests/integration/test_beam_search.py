@@ -38,23 +38,23 @@ def endless_beams(model: Model, params: BeamParams, n: int | None = None, length
 
 @pytest.mark.parametrize("early_stopping", EarlyStopping)
 @pytest.mark.parametrize("length_penalty", [-0.5, 0.4, 1.0, 1.3])
-def test_searches_together(family: Model, length_penalty: float, early_stopping: EarlyStopping) -> None:
+def test_searches_together(each_family: Model, length_penalty: float, early_stopping: EarlyStopping) -> None:
     """Every width in one batch."""
     searches = [
-        ending_beams(family, BeamParams(width, length_penalty, early_stopping), length=10 + 3 * width)
+        ending_beams(each_family, BeamParams(width, length_penalty, early_stopping), length=10 + 3 * width)
         for width in (2, 3, 5, 8)
     ]
-    cases.run(Stack(family, block_size=4), searches)
+    cases.run(Stack(each_family, block_size=4), searches)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_a_search_alone(family: Model, block_size: int) -> None:
+def test_a_search_alone(each_family: Model, block_size: int) -> None:
     for case in (
-        ending_beams(family, BeamParams(4, 1.3)),
-        endless_beams(family, BeamParams(4, 0.7, EarlyStopping.NEVER), n=3),
-        endless_beams(family, BeamParams(6), n=1),
+        ending_beams(each_family, BeamParams(4)),
+        endless_beams(each_family, BeamParams(4, 0.7, EarlyStopping.NEVER), n=3),
+        endless_beams(each_family, BeamParams(6, 1.3), n=1),
     ):
-        cases.run(Stack(family, block_size), [case])
+        cases.run(Stack(each_family, block_size), [case])
 
 
 def test_the_widest_search(tiny: Model) -> None:

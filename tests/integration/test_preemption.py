@@ -124,13 +124,13 @@ def clear_search(model: Model, length: int, params: BeamParams, n: int | None = 
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_greedy(family: Model, way: Way, block_size: int) -> None:
-    stack = small_stack(family, way, block_size, num_tokens=256)
-    cases.run(stack, greedy_requests(family))
+def test_greedy(each_family: Model, way: Way, block_size: int) -> None:
+    stack = small_stack(each_family, way, block_size, num_tokens=256)
+    cases.run(stack, greedy_requests(each_family))
     check_counters(stack, way, range(8))
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("block_size", [4, 16])
 def test_seeded_samples(tiny: Model, way: Way, block_size: int) -> None:
     """They depend neither on who shares their batch and their blocks, nor on preemption."""
     stack = small_stack(tiny, way, block_size, num_tokens=256)
@@ -139,10 +139,10 @@ def test_seeded_samples(tiny: Model, way: Way, block_size: int) -> None:
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_beams(family: Model, way: Way, block_size: int) -> None:
+def test_beams(each_family: Model, way: Way, block_size: int) -> None:
     """The group is the last to come, and so the first to go. It is resumed, as often as it takes."""
-    stack = small_stack(family, way, block_size, num_tokens=18 * 16)
-    cases.run(stack, search_behind_others(family))
+    stack = small_stack(each_family, way, block_size, num_tokens=18 * 16)
+    cases.run(stack, search_behind_others(each_family))
     check_counters(stack, way, range(5))
     assert stack.preempted(4)
 
@@ -154,7 +154,7 @@ def test_searches_take_turns(tiny: Model, way: Way) -> None:
     check_counters(stack, way, range(3))
 
 
-@pytest.mark.parametrize("num_blocks", [60, 66, 72, 80, 96])
+@pytest.mark.parametrize("num_blocks", [60, 72, 88])
 def test_every_method_in_one_small_pool(tiny: Model, way: Way, num_blocks: int) -> None:
     stack = small_stack(tiny, way, block_size=4, num_tokens=4 * num_blocks, max_batched_tokens=32, max_sequences=32)
     cases.run(stack, everything(tiny))

@@ -53,7 +53,7 @@ def test_two_share_the_work(family: Model) -> None:
     assert all(num_rows(stack, name) > 50 for name in NAMES)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 8, 13, 21])
+@pytest.mark.parametrize("num_steps", [1, 2, 4, 9, 20])
 @pytest.mark.parametrize("lost", NAMES)
 def test_one_is_lost(tiny: Model, lost: str, num_steps: int) -> None:
     """Prompts in computation, fresh forks, beams: whatever ran there goes on with the other."""

@@ -65,13 +65,13 @@ class OutputPenalties(transformers.LogitsProcessor):
 
 
 @pytest.mark.parametrize(("presence", "frequency"), [(1.5, 0.0), (0.0, 0.7), (0.5, 0.25), (-1.0, 0.0)])
-def test_presence_and_frequency_penalties(family: Model, presence: float, frequency: float) -> None:
-    stack = small_stack(family, Preemption.SWAP)
+def test_presence_and_frequency_penalties(each_family: Model, presence: float, frequency: float) -> None:
+    stack = small_stack(each_family, Preemption.SWAP)
     expected = []
-    for handle, prompt in enumerate(family.prompts):
+    for handle, prompt in enumerate(each_family.prompts):
         penalties = OutputPenalties(len(prompt), presence, frequency)
         processors = transformers.LogitsProcessorList([penalties])
-        expected.append(reference.greedy(family, prompt, MAX_TOKENS, logits_processor=processors))
+        expected.append(reference.greedy(each_family, prompt, MAX_TOKENS, logits_processor=processors))
         stack.submit(handle, prompt, MAX_TOKENS, presence_penalty=presence, frequency_penalty=frequency)
     stack.run()
     assert min(output.margin for output in expected) >= reference.CLEAR

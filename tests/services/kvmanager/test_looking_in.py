@@ -332,8 +332,8 @@ async def test_a_pin_from_its_making_to_its_end(make_rig: MakeRig) -> None:
 
 async def test_a_pin_ends_with_its_time(make_rig: MakeRig) -> None:
     rig = await make_rig(OracleService())
-    await rig.gateway.generate(prompt_of(1, 11), **pin("short", ttl=0.2))
-    await rig.gateway.generate(prompt_of(2, 11), **pin("long"))
+    await rig.gateway.generate(prompt_of(1, 11), **pin("long"))
+    await rig.gateway.generate(prompt_of(2, 11), **pin("short", ttl=0.5))
     assert (await rig.memory_map()).referenced_blocks == 4
     await rig.eventually(lambda: rig.manager.replicas and len(list(rig.manager.pins)) == 1, "its time is over")
     assert [each.pin_id for each in await pins_of(rig)] == ["long"]

@@ -1,6 +1,7 @@
 """Chooses the best of several sampled sequences.
 
-The backend does this itself, except where stop strings say where a sequence ends: those are found here.
+The backend does this itself, except where stop strings say where a sequence ends, which are found here, and where the
+client wants log probabilities, which the backend sends on and does not keep.
 """
 
 from __future__ import annotations

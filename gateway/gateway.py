@@ -77,8 +77,9 @@ class Gateway:
         check_length(_field(request.prompt), len(token_ids), sampling, limits)
         kept = _or_default(sampling.n, 1)
         best_of = _or_default(sampling.best_of, kept)
-        # The backend knows nothing of stop strings, so it can't tell where the sequences that it would rank end.
-        ranked_here = best_of > kept and bool(sampling.stop)
+        # The backend knows nothing of stop strings, so it can't tell where the sequences that it would rank end; and it
+        # keeps no log probabilities, so they come with tokens that are sent on at once.
+        ranked_here = best_of > kept and (bool(sampling.stop) or sampling.logprobs is not None)
         return PreparedRequest(
             request_id=request.request_id or f"{self._random_bits(128):032x}",
             model=self.model_name,

@@ -234,7 +234,8 @@ def test_beam_search(make_gateway: MakeGateway, limits: ModelLimits) -> None:
     [
         (SamplingParams(n=2, best_of=2), 2, 0, 2, None),
         (SamplingParams(best_of=5), 1, 5, 1, None),
-        (SamplingParams(n=2, best_of=5, logprobs=3), 2, 5, 2, 3),
+        # The backend keeps no log probabilities of what it ranks.
+        (SamplingParams(n=2, best_of=5, logprobs=3), 5, 0, 2, 3),
         # Where a sequence ends at a stop string, only the gateway can rank it.
         (SamplingParams(n=2, best_of=5, stop=["x"]), 5, 0, 2, 0),
         (SamplingParams(n=2, best_of=5, stop=["x"], logprobs=3), 5, 0, 2, 3),

@@ -381,7 +381,8 @@ async def test_the_best_of_sequences_that_end_at_a_stop_string(model: Path) -> N
     assert second.usage.completion_tokens == 6
 
 
-async def test_log_probabilities_of_the_best_sequences_where_wanted(model: Path) -> None:
+@pytest.mark.parametrize("stop", [[], ["c"]])
+async def test_log_probabilities_of_the_best_sequences_where_wanted(model: Path, stop: list[str]) -> None:
     def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
         answers = [
             tokens(submission, ids("a"), index=index, logprobs=[-1.0 - index], reason=LENGTH) for index in (1, 0)
@@ -389,7 +390,7 @@ async def test_log_probabilities_of_the_best_sequences_where_wanted(model: Path)
         return [*answers, end(submission)]
 
     async with bench(model, script) as here:
-        (best,) = await here.ask(best_of=2, stop=["c"], logprobs=0)
+        (best,) = await here.ask(best_of=2, stop=stop, logprobs=0)
     assert [each.logprob for each in best.logprobs] == [-1.0]
 
 

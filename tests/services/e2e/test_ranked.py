@@ -53,10 +53,12 @@ def test_the_best_of_several_samples(caller: Caller) -> None:
         for index, sequence in everyone.sequences.items()
     }
     best = sorted(means, key=lambda index: -means[index])
+    with_logprobs = caller.generate(n=2, best_of=6, **sampling)
+    assert [len(sequence.logprobs) for sequence in with_logprobs.sequences.values()] == [30, 30]
     del sampling["logprobs"]
-    answer = caller.generate(n=2, best_of=6, **sampling)
-    assert answer.all_token_ids() == [everyone.sequences[index].token_ids for index in best[:2]]
-    assert answer.all_scores() == pytest.approx([means[index] for index in best[:2]], abs=1e-5)
+    for answer in (with_logprobs, caller.generate(n=2, best_of=6, **sampling)):
+        assert answer.all_token_ids() == [everyone.sequences[index].token_ids for index in best[:2]]
+        assert answer.all_scores() == pytest.approx([means[index] for index in best[:2]], abs=1e-5)
 
 
 def test_beams_leave_nothing_behind_when_their_caller_leaves(stack: Stack) -> None:

@@ -142,9 +142,13 @@ class KVManager:
         outputs = Outputs()
         replica = self.replicas[name]
         replica.draining = True
-        for request in replica.scheduler.hand_over_waiting():
-            self._place(request, outputs, now)
+        self._send_elsewhere(replica, outputs, now)
         return self._settle(outputs)
+
+    def _send_elsewhere(self, replica: Replica, outputs: Outputs, now: float) -> None:
+        """A draining replica keeps what has begun if nobody else could go on with it."""
+        for request in replica.scheduler.hand_over_waiting(begun=bool(self._open_replicas())):
+            self._place(request, outputs, now)
 
     def _open_replicas(self) -> list[Replica]:
         return [replica for replica in self.replicas.values() if not replica.draining]
@@ -161,6 +165,8 @@ class KVManager:
         """
         if self.capacity is None:
             raise RuntimeError("no executor has been attached yet")
+        if spec.pin is not None:
+            spec = replace(spec, max_tokens=1, n=1, best_of=0, beam=None)  # the token that comes with the prompt
         self._check(spec)
         num_waiting = self.num_waiting
         if num_waiting >= self._limits.max_waiting_requests:
@@ -423,8 +429,7 @@ class KVManager:
             raise OutOfOrder(f"result of step {result.step} from an executor that is not attached")
         outputs = replica.apply(result, now)
         if replica.draining:
-            for request in replica.scheduler.hand_over_waiting():
-                self._place(request, outputs, now)
+            self._send_elsewhere(replica, outputs, now)
         if outputs.ends or outputs.progress:
             self._settle(outputs)
         return outputs

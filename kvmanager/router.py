@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from kvmanager.replica import Replica
 from kvmanager.request import Request
 
+ABOUT_EQUAL = 1.25
+"""Estimates no further apart say nothing: the rates they rest on are measured, and measure that differently."""
+
 
 def choose(request: Request, replicas: Sequence[Replica]) -> Replica:
     """The replica that will give the first token soonest.
@@ -14,11 +17,14 @@ def choose(request: Request, replicas: Sequence[Replica]) -> Replica:
     That is the cache-aware choice of Mooncake's conductor (Qin et al., FAST 2025, algorithm 1): time in the queue plus
     time to prefill what is not cached. Both are counted in tokens to compute, over the replica's measured prefill rate;
     a step that also decodes for others is longer, so the sum grows with the part of the replica's rows in use. Among
-    equals the one with fewer requests is taken.
+    those that are about equal the one with the fewest requests is taken.
     """
     if len(replicas) == 1:
         return replicas[0]
-    return min(replicas, key=lambda replica: (_seconds_to_first_token(request, replica), replica.num_requests))
+    seconds = {replica: _seconds_to_first_token(request, replica) for replica in replicas}
+    limit = min(seconds.values()) * ABOUT_EQUAL
+    about_equal = [replica for replica in replicas if seconds[replica] <= limit]
+    return min(about_equal, key=lambda replica: (replica.num_requests, seconds[replica]))
 
 
 def _seconds_to_first_token(request: Request, replica: Replica) -> float:

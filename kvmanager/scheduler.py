@@ -412,9 +412,10 @@ class Scheduler:
         self._detach(request)
         return True
 
-    def hand_over_waiting(self) -> list[Request]:
-        """Gives up all waiting requests that it can."""
-        return [request for request in list(self.waiting) if self.hand_over(request)]
+    def hand_over_waiting(self, begun: bool = True) -> list[Request]:
+        """Gives up all waiting requests that it can; those that have run before only where that is asked for."""
+        waiting = [each for each in self.waiting if begun or each.state is RequestState.WAITING]
+        return [request for request in waiting if self.hand_over(request)]
 
     def hand_over_all(self, now: float) -> list[Request]:
         """The executor is lost: gives up all requests, with the tokens that have arrived."""

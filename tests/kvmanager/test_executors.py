@@ -8,7 +8,7 @@ from kvmanager.capacity import Capacity
 from kvmanager.errors import InvalidRequest
 from kvmanager.events import EventKind
 from kvmanager.request import RequestState
-from kvmanager.spec import BeamParams
+from kvmanager.spec import BeamParams, PinOrder
 from kvmanager.step import Speeds
 from tests.kvmanager.harness import FIRST, Harness
 
@@ -266,3 +266,37 @@ def test_an_executor_that_comes_back_holds_nothing():
     h.submit("b", prompt, max_tokens=2)
     h.run_and_check()
     assert h.usage["b"].cached_tokens == 0
+
+
+def test_the_last_executor_to_drain_finishes_what_has_begun():
+    h = Harness(num_blocks=14, block_size=4, max_sequences=8, prefix_caching=False)
+    for name in ("a", "b", "c"):
+        h.submit(name, h.prompt(10), max_tokens=20)
+    while not h.handles(EventKind.PREEMPTED):
+        h.step()
+    h.submit("new", h.prompt(10), max_tokens=4)
+    h.take(h.manager.drain_executor(FIRST, h.now))
+    for _ in range(200):
+        h.step()
+    assert set(h.usage) == {"a", "b", "c"}
+    h.check_answers()
+    assert h.replica.idle
+    assert h.manager.num_waiting == 1, "what had not begun waits for the next executor"
+
+
+def test_executors_about_as_fast_share_the_load():
+    h = Harness(num_executors=2)
+    for name, rate in (("executor-0", 1000.0), ("executor-1", 1100.0)):
+        h.manager.replicas[name].memory.costs.speeds = Speeds(prefill_tokens_per_s=rate)
+    for name in range(6):
+        h.submit(name, h.prompt(10), max_tokens=20)
+        h.step()
+    assert [replica.num_requests for replica in h.manager.replicas.values()] == [3, 3]
+
+
+def test_a_pin_computes_no_more_than_its_prompt_whatever_it_asks_for():
+    h = Harness(num_blocks=16, block_size=4)
+    h.submit("pin", h.prompt(12), max_tokens=0, n=3, pin=PinOrder("p", 100.0))
+    h.run()
+    assert h.usage["pin"].completion_tokens == 0
+    assert h.manager.counters.peak_referenced_blocks == 3

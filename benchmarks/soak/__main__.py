@@ -13,14 +13,14 @@ from benchmarks.soak.stack import Place, Settings
 def soak(
     requests: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 500,
     clients: Annotated[int, typer.Option(min=1, help="Clients that send at once.")] = 24,
-    reruns: Annotated[int, typer.Option(min=0, help="Answered requests to send again, alone.")] = 16,
+    reruns: Annotated[int, typer.Option(min=0, help="Answered requests to send again, alone.")] = 12,
     seed: Annotated[int | None, typer.Option(help="Decides every request; random when absent.")] = None,
     timeout_minutes: Annotated[float, typer.Option(min=0, help="After which the soak has failed.")] = 30.0,
-    searches: Annotated[int, typer.Option(min=0, help="Beam searches to do again with transformers.")] = 12,
+    searches: Annotated[int, typer.Option(min=0, help="Beam searches to do again with transformers.")] = 10,
     executors: Annotated[int, typer.Option(min=1, help="Executors of the stack, replicas of one model.")] = 2,
     kv_memory: Annotated[
         str, typer.Option(help="Key/value memory of each executor: little, so that it runs out.")
-    ] = "48MiB",
+    ] = "44MiB",
     host_memory: Annotated[
         str, typer.Option(help="Host memory of each executor: so little that not everything can be swapped out.")
     ] = "16MiB",

@@ -25,8 +25,8 @@ _SENTENCE_ENDS = (". ", "? ", ", ", ": ", "\n", ".\n\n", "; ")
 _FIRST_TOKEN_ID = 300
 
 NUM_PREFIXES = 3
-SHORTEST_PREFIX, LONGEST_PREFIX = 60, 200
-SHORTEST, LONGEST = 4, 320
+SHORTEST_PREFIX, LONGEST_PREFIX = 60, 160
+SHORTEST, LONGEST = 4, 240
 
 NAMESPACE = "soak"
 """The shared namespace that the caller has joined."""

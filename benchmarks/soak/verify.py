@@ -51,9 +51,9 @@ class Verified:
 
     def summary(self) -> dict[str, Any]:
         """As JSON."""
-        counts: dict[str, Any] = asdict(self)
-        tokens: dict[str, Any] = counts.pop("tokens")
-        return counts | tokens
+        names = ("requests", "sequences", "stop_strings", "progress", "rankings")
+        counts = {name: getattr(self, name) for name in names}
+        return {**counts, "prefix_match_ends": dict(self.prefix_match_ends), **asdict(self.tokens)}
 
 
 class Verifier:

@@ -1,5 +1,6 @@
 """The judge of the soak accepts what the sampler chooses, and nothing else."""
 
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -132,3 +133,17 @@ def test_without_penalties_nothing_changes(logits: "torch.Tensor") -> None:
     sampling = common_pb2.SamplingParams(temperature=0.0, repetition_penalty=1.0)
     assert not changes_rows(sampling)
     assert processed(logits, [1], [2] * POSITIONS, sampling, {5}) is logits
+
+
+def test_what_several_verifiers_have_checked_adds_up() -> None:
+    pytest.importorskip("transformers")
+    from benchmarks.soak.judge import TokenCounts
+    from benchmarks.soak.verify import Verified
+
+    one = Verified(requests=3, tokens=TokenCounts(greedy=5, beams=2, largest_score_error=0.1))
+    two = Verified(requests=4, tokens=TokenCounts(greedy=6, largest_score_error=0.3))
+    one.prefix_match_ends["evicted"] += 2
+    two.prefix_match_ends["evicted"] += 1
+    summary = json.loads(json.dumps(Verified.sum([one, two]).summary()))
+    assert (summary["requests"], summary["greedy"], summary["beams"], summary["largest_score_error"]) == (7, 11, 2, 0.3)
+    assert summary["prefix_match_ends"] == {"evicted": 3}

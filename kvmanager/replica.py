@@ -134,7 +134,7 @@ class Replica:
             if length >= sequence.next_check or token_id in sequence.stop_token_ids or logprobs:
                 self._take_special(sequence, token_id, logprobs.get(sequence_id), outputs, now)
             else:
-                emit((sequence.handle, sequence.sample_index, length - sequence.prompt_length - 1, token_id))
+                emit(sequence)
         self._counters.generated_tokens += len(result.token_ids) - num_late
 
     def _take_special(self, sequence: Sequence, token_id: int, logprobs: object, outputs: Outputs, now: float) -> None:
@@ -155,7 +155,7 @@ class Replica:
         if request.streamed:
             sequence.next_check = self.memory.next_check(sequence)
             if reason is None and logprobs is None:
-                outputs.tokens.append((sequence.handle, sequence.sample_index, position, token_id))
+                outputs.tokens.append(sequence)
             else:
                 kept = [] if logprobs is None else [logprobs]
                 outputs.updates.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from kvmanager.request import FinishReason, PrefixMatchEnd
+from kvmanager.request import FinishReason, PrefixMatchEnd, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +153,12 @@ class Outputs:
     """What one call has for the gateways: progress and new tokens first, then ends.
 
     Attributes:
-        tokens: (handle, sample index, position, token): the usual case of one more token and nothing else to say,
-            which a step has hundreds of.
+        tokens: sequences that got one more token, their last, and there is nothing else to say: the usual case, which
+            a step has hundreds of. To be read before the next call.
         updates: everything else that sequences got.
     """
 
-    tokens: list[tuple[Hashable, int, int, int]] = field(default_factory=list)
+    tokens: list[Sequence] = field(default_factory=list)
     updates: list[SequenceUpdate] = field(default_factory=list)
     ends: list[RequestEnd] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)

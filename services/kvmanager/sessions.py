@@ -72,18 +72,18 @@ class Sessions:
 
     def _add_tokens(self, outputs: Outputs, messages: defaultdict[int, kvmanager_pb2.AttachResponse]) -> None:
         """A step has hundreds of these. Fields set one by one cost two thirds of what keyword arguments do."""
-        tokens = cast(list[tuple[tuple[int, int], int, int, int]], outputs.tokens)
         adders: dict[int, Callable[[], kvmanager_pb2.SequenceUpdate]] = {}
-        for (session, handle), sample_index, position, token_id in tokens:
+        for sequence in outputs.tokens:
+            session, handle = cast(tuple[int, int], sequence.handle)
             add = adders.get(session)
             if add is None:
                 add = adders[session] = messages[session].updates.add
             update = add()
             update.handle = handle
-            if sample_index:
-                update.sequence_index = sample_index
-            update.position = position
-            update.token_ids.append(token_id)
+            if sequence.sample_index:
+                update.sequence_index = sequence.sample_index
+            update.position = sequence.num_output - 1
+            update.token_ids.append(sequence.token_ids[-1])
 
     def _send(self, session: int, message: kvmanager_pb2.AttachResponse) -> None:
         outbox = self._outboxes.get(session)

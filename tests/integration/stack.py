@@ -197,8 +197,9 @@ class Stack:
     # What has been heard
 
     def _take(self, outputs: Outputs) -> None:
-        for (_, handle), index, position, token_id in outputs.tokens:
-            self._extend(handle, index, position, [token_id])
+        for sequence in outputs.tokens:
+            _, handle = sequence.handle
+            self._extend(handle, sequence.sample_index, sequence.num_output - 1, [sequence.token_ids[-1]])
         for update in outputs.updates:
             _, handle = update.handle
             self._extend(handle, update.sample_index, update.position, update.token_ids)

@@ -191,8 +191,8 @@ class Harness:
 
     def take(self, outputs: Outputs) -> None:
         self.progress += outputs.progress
-        for handle, index, position, token_id in outputs.tokens:
-            self._extend(handle, index, position, [token_id])
+        for sequence in outputs.tokens:
+            self._extend(sequence.handle, sequence.sample_index, sequence.num_output - 1, [sequence.token_ids[-1]])
         for update in outputs.updates:
             self._extend(update.handle, update.sample_index, update.position, update.token_ids)
             if update.finish_reason is not None:

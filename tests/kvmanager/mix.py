@@ -339,8 +339,9 @@ class Mix:
 
     def _take(self, outputs: Outputs, executors_changed: bool = False) -> None:
         self._executors_changed = executors_changed
-        for handle, index, position, token_id in outputs.tokens:
-            self._extend((handle, index), position, [token_id])
+        for sequence in outputs.tokens:
+            key = (sequence.handle, sequence.sample_index)
+            self._extend(key, sequence.num_output - 1, [sequence.token_ids[-1]])
         for update in outputs.updates:
             key = (update.handle, update.sample_index)
             self._extend(key, update.position, update.token_ids)

@@ -31,6 +31,7 @@ class Generation:
         if request.kept < request.n:
             self._best_of = BestOf(request.n, request.kept, shows_logprobs=request.shows_logprobs)
         self._started = False
+        self._computed_tokens = 0
         self.usage = common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids))
         self.finish_reasons: list[str] = []
 
@@ -43,7 +44,7 @@ class Generation:
         held: tuple[int, Chunk] | None = None
         while True:
             delivery = await self._stream.next()
-            if delivery.progress is not None and not self._started:
+            if delivery.progress is not None and self._is_new(delivery.progress):
                 yield inference_pb2.GenerateResponse(request_id=self._request.request_id, progress=delivery.progress)
             for index, chunk in self._chunks(delivery):
                 self._note(chunk)
@@ -62,6 +63,13 @@ class Generation:
                 assert held is not None, "the request ended before its last sequence"
                 yield encode_chunk(held[1], self._request, held[0], self.usage)
                 return
+
+    def _is_new(self, progress: inference_pb2.PrefillProgress) -> bool:
+        """Whether it goes beyond what was told. A request that was preempted, or lost its executor, starts again."""
+        if self._started or progress.computed_tokens <= self._computed_tokens:
+            return False
+        self._computed_tokens = progress.computed_tokens
+        return True
 
     def _chunks(self, delivery: Delivery) -> list[tuple[int, Chunk]]:
         """What there is to hand out, by sequence index."""

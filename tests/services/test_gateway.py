@@ -305,6 +305,18 @@ async def test_usage_says_what_was_cached_and_why_no_more(model: Path) -> None:
     assert not response.HasField("progress")
 
 
+async def test_progress_only_grows(model: Path) -> None:
+    """Though a prompt that was preempted is computed again."""
+
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        told = [progress(submission, computed) for computed in (1, 2, 1, 2, 3)]
+        return [*told, tokens(submission, ids("a"), reason=STOP), end(submission)]
+
+    async with bench(model, script) as here:
+        *told, _ = await here.ask(report_progress=True)
+    assert [response.progress.computed_tokens for response in told] == [1, 2, 3]
+
+
 async def test_progress_comes_alone_and_before_the_first_token(model: Path) -> None:
     def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
         return [

@@ -45,8 +45,8 @@ def _wrong_sampling(model: inference_pb2.Model) -> list[tuple[str, dict[str, Any
         ("n", {"n": 0}),
         ("max_tokens", {"max_tokens": 0}),
         ("max_tokens", {"max_tokens": longest}),
-        # Each of them fits; 64 such answers at once do not.
-        ("max_tokens", {"n": 64, "max_tokens": longest - 200}),
+        # Each of them fits; so many such answers at once do not, though there is a block for each, pins or not.
+        ("max_tokens", {"n": 16, "max_tokens": longest - 200}),
         ("max_tokens", {"beam_width": 32, "max_tokens": longest - 200}),
         ("min_tokens", {"max_tokens": 4, "min_tokens": 5}),
         ("logprobs", {"logprobs": 21}),

@@ -434,6 +434,10 @@ class Mix:
                 limit = account.quota.max_blocks
                 assert not limit or account.num_charged <= limit, f"{account.owner} is above its limit"
             assert replica.memory.pool.num_available >= accounts.kept_for_owners({}), "a reservation is not kept"
+            for request in replica.scheduler.running.values():
+                num_shared = len(request.spec.prompt_token_ids) // self.capacity.block_size
+                tables = [sequence.table[:num_shared] for sequence in request.unfinished()]
+                assert all(table == tables[0] for table in tables), "siblings have parted in their prompt"
         counters = self.manager.counters
         assert counters.cached_prompt_tokens <= counters.prompt_tokens
         if self._mirror is not None:

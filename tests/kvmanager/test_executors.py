@@ -84,12 +84,12 @@ def test_a_faster_executor_gets_more():
 
 def test_rows_in_use_count_as_load():
     h = two_executors(max_sequences=4)
-    h.submit("decodes", h.prompt(8), max_tokens=50, n=3)
+    h.submit("three rows", h.prompt(8), max_tokens=50, n=3)
+    h.submit("one row", h.prompt(8), max_tokens=50)
     h.step()
-    assert home(h, "decodes") == FIRST
-    for name in ("a", "b"):
-        h.submit(name, h.prompt(10), max_tokens=1)
-    assert [home(h, name) for name in ("a", "b")] == [SECOND, FIRST]
+    assert [home(h, name) for name in ("three rows", "one row")] == [FIRST, SECOND]
+    h.submit("next", h.prompt(10), max_tokens=1)
+    assert home(h, "next") == SECOND
 
 
 def test_a_request_goes_where_it_fits():

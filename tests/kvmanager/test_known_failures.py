@@ -5,6 +5,7 @@ The oracle executors refuse steps that no executor could carry out, and notice e
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -71,6 +72,11 @@ def first_blocks_collide(parent: bytes, tokens: bytes, salt: bytes, adapter: byt
     return b"collision" if parent == ROOT else block_identity(parent, tokens, salt, adapter)
 
 
+def two_first_blocks_collide(parent: bytes, tokens: bytes, salt: bytes, adapter: bytes = b"") -> bytes:
+    alike = tokens in (array("i", [1, 2, 3, 4]).tobytes(), array("i", [5, 6, 7, 8]).tobytes())
+    return b"collision" if parent == ROOT and alike else block_identity(parent, tokens, salt, adapter)
+
+
 def second_blocks_collide(parent: bytes, tokens: bytes, salt: bytes, adapter: bytes = b"") -> bytes:
     first = block_identity(ROOT, parent, b"")
     return b"collision" if parent not in (ROOT, b"collision") else block_identity(first, tokens, salt, adapter)
@@ -108,6 +114,24 @@ def test_hash_collision_behind_a_shared_prefix_shares_the_prefix_alone():
     assert set(h.table("a")) & set(h.table("b")) == {h.table("a")[0]}
     h.run_and_check()
     assert h.usage["b"].cached_tokens == 4
+
+
+@pytest.mark.parametrize("common", [8, 3])
+def test_hash_collision_with_a_block_that_has_been_evicted(common):
+    """What came after the evicted block is still cached, and is not what comes after the one that has its name now."""
+    h = Harness(num_blocks=40, block_size=4, identify=two_first_blocks_collide)
+    docs, acme = Scope(b"docs", "shared:docs", 0), Scope(b"acme", "acme", 1)
+    tail = h.prompt(8)
+    h.submit("evicted", [1, 2, 3, 4, *tail], max_tokens=1, spans=((4, docs), (8, acme)))
+    h.submit("more", h.prompt(80), max_tokens=1, scope=docs)
+    h.run()
+    h.submit("evicts", h.prompt(76), max_tokens=1)
+    h.run()
+    h.submit("takes its name", [5, 6, 7, 8, 9], max_tokens=1, spans=((4, docs), (1, acme)))
+    h.run()
+    h.submit("mistaken", [5, 6, 7, 8, *tail[:common], 49, 49], max_tokens=4, spans=((4, docs), (common + 2, acme)))
+    h.run_and_check()
+    assert h.usage["mistaken"].cached_tokens == 4
 
 
 def test_hash_collision_does_not_survive_swapping():

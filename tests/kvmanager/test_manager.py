@@ -11,7 +11,7 @@ from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, O
 from kvmanager.events import EventKind
 from kvmanager.manager import MAX_LOSSES
 from kvmanager.request import FinishReason
-from kvmanager.scheduler import Limits
+from kvmanager.scheduler import SUSPECT_LOSSES, Limits
 from kvmanager.step import StepResult
 from tests.kvmanager.harness import FIRST, Harness
 
@@ -99,6 +99,52 @@ def test_a_prompt_waits_until_all_of_it_fits():
     h.run()
     assert h.manager.counters.preemptions == 0
     h.check_answers()
+
+
+def test_what_waits_for_memory_starts_as_soon_as_there_is_enough():
+    h = Harness(num_blocks=13, block_size=4)
+    h.submit("long", h.prompt(8), max_tokens=20)
+    h.submit("short", h.prompt(16), max_tokens=4)
+    h.step()
+    h.submit("waits", h.prompt(24), max_tokens=2)
+    h.step()
+    assert ("waits", "blocks") in [(e.handle, e.detail) for e in h.events if e.kind is EventKind.WAITED]
+    h.run()
+    h.check_answers()
+    assert [e.handle for e in h.events if e.kind is EventKind.FINISHED] == ["short", "waits", "long"]
+
+
+def test_a_request_may_have_all_of_a_large_pool_but_not_beside_others():
+    """A hundredth is kept back from new requests, so that they do not at once preempt themselves."""
+    h = Harness(num_blocks=200, block_size=4, max_model_len=1000, max_batched_tokens=1000)
+    h.submit("small", h.prompt(4), max_tokens=2)
+    h.submit("nearly all", h.prompt(198 * 4), max_tokens=2)
+    h.step()
+    assert [e.handle for e in h.events if e.kind is EventKind.ADMITTED] == ["small"]
+    h.run()
+    h.submit("all", h.prompt(199 * 4), max_tokens=4)
+    h.run()
+    h.check_answers()
+    assert len(h.usage) == 3
+
+
+def test_nobody_takes_the_memory_that_the_first_in_line_is_waiting_for():
+    h = Harness(num_blocks=6, block_size=4, prefix_caching=False)
+    h.submit("first", h.prompt(8), max_tokens=4, n=2)
+    h.submit("second", h.prompt(8), max_tokens=4)
+    h.submit("leaves", h.prompt(4), max_tokens=4)
+    h.schedule()
+    h.manager.abort("leaves", h.now)
+    forgets = h.schedule()  # one block is free and one will be: the first needs two, the second one
+    assert forgets is not None
+    assert forgets.row_sequence_ids == []
+    h.result()
+    goes_on = h.schedule()
+    assert goes_on is not None
+    assert goes_on.row_sequence_ids == [each.sequence_id for each in h.manager._requests["first"].sequences]
+    h.run()
+    h.check_answers()
+    assert len(h.usage) == 2
 
 
 def test_first_come_first_served():
@@ -379,6 +425,8 @@ def test_a_request_that_breaks_every_executor_takes_nobody_else_with_it():
             h.result()
     assert isinstance(h.errors["broken"], ExecutorFailed)
     assert set(h.usage) == {"before", "after"}
+    for name in ("before", "after"):
+        assert h.details(EventKind.PREEMPTED, name) == ["executor lost"] * SUSPECT_LOSSES
     h.check_answers()
 
 

@@ -91,6 +91,18 @@ def test_the_executors_speeds_decide(speeds, way):
     assert ways(h) == {way}
 
 
+@pytest.mark.parametrize(("blocks_per_s", "way"), [(0.7, "recompute"), (1.5, "swap")])
+def test_computing_a_prompt_again_for_several_samples_costs_it_once(blocks_per_s, way):
+    h = Harness(18, 2, num_host_blocks=40, speeds=Speeds(1.0, blocks_per_s, blocks_per_s))
+    h.submit("old", h.prompt(4), max_tokens=26)
+    h.submit("group", h.prompt(9), max_tokens=7, n=3)
+    while not h.details(EventKind.PREEMPTED, "group"):
+        h.step()
+    # About 8 + 3 * 5 tokens in 4 + 3 * 3 blocks: 23 s, where moving these takes 37 s, or 17 s.
+    assert h.details(EventKind.PREEMPTED, "group") == [way]
+    h.run_and_check()
+
+
 def test_speeds_are_kept_current():
     h = short_of_memory(speeds=Speeds(1e3, 10.0, 10.0))
     h.schedule()

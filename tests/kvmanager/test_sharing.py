@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvmanager.accounts import Quota
 from kvmanager.content import block_identity
+from kvmanager.events import EventKind
 from kvmanager.spec import Scope
 from kvmanager.step import Speeds
 from tests.kvmanager.harness import Harness
@@ -147,6 +149,17 @@ def test_a_prompt_whose_first_blocks_are_gone_computes_these_alone():
     assert h.usage["second"].cached_tokens == 24
 
 
+def test_siblings_that_come_back_fill_the_blocks_that_they_share():
+    """The one that computes their prompt again meets its last blocks in the cache, but the others have its own."""
+    quotas = {"shared:docs": Quota(weight=0.001), "acme": Quota(weight=1000.0)}
+    h = Harness(num_blocks=17, block_size=4, max_batched_tokens=8, max_sequences=8, quotas=quotas)
+    h.submit("old", h.prompt(4), max_tokens=11, n=4)
+    h.submit("group", h.prompt(25), max_tokens=6, n=2, spans=((8, DOCS), (17, ACME)))
+    h.run_and_check()
+    assert h.details(EventKind.PREEMPTED, "group") == ["recompute"]
+    assert h.prefilled_tokens("group") > 25 + 16
+
+
 # Duplicates
 
 
@@ -189,6 +202,22 @@ def test_a_merged_block_waits_for_the_steps_that_may_still_touch_it():
     prompt = h.prompt(4)
     for name in ("a", "b", "c"):
         h.submit(name, prompt, max_tokens=14, seed=3)
+    h.run_and_check()
+
+
+def test_siblings_keep_sharing_a_block_that_another_request_has_too():
+    """If one of them went over to the other's block, they would hold two where they were admitted for one."""
+    h = Harness(block_size=4, max_batched_tokens=4, max_sequences=4)
+    prompt = h.prompt(8)
+    h.submit("other", prompt, max_tokens=20)
+    h.step()
+    h.submit("group", prompt, max_tokens=9, n=2)
+    for _ in range(5):
+        h.step()
+    first, second = (h.table("group", index)[:2] for index in range(2))
+    other = h.table("other")[:2]
+    assert first == second
+    assert (first[0] == other[0], first[1] == other[1]) == (True, False), "all of it was computed but its last token"
     h.run_and_check()
 
 

@@ -88,8 +88,6 @@ class ScopeMap:
                 elif scope.narrowness > self._scopes[index].narrowness:
                     self._scopes[index] = scope
             start = end
-        if start % block_size and self.last.narrowness > self._scopes[-1].narrowness:
-            self._scopes[-1] = self.last
 
     def __getitem__(self, index: int) -> Scope:
         return self._scopes[index] if index < len(self._scopes) else self.last

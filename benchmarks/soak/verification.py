@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,7 +14,7 @@ import torch
 
 from benchmarks.soak.client import Answer
 from benchmarks.soak.load import Load
-from benchmarks.soak.reference import ReferenceModel
+from benchmarks.soak.reference import ReferenceModel, ReferenceTokenizer
 from benchmarks.soak.report import Report
 from benchmarks.soak.verify import Verified, Verifier
 
@@ -37,9 +38,13 @@ def verify(load: Load, gguf: Path, searches: int, ends: float, report: Report) -
         report: Gets failures and progress.
     """
     num_threads = os.cpu_count() or 1
-    model = ReferenceModel(gguf)
+    model, tokenizer = ReferenceModel(gguf), ReferenceTokenizer(gguf)
     idle: SimpleQueue[Verifier] = SimpleQueue()
-    verifiers = [Verifier(gguf, model, load.block_size, -(-searches // num_threads)) for _ in range(num_threads)]
+    verifiers = [
+        # Reading a tokenizer from a GGUF file takes much longer than copying it.
+        Verifier(deepcopy(tokenizer), model, load.block_size, -(-searches // num_threads))
+        for _ in range(num_threads)
+    ]
     for verifier in verifiers:
         idle.put(verifier)
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.checks import check_assembled, check_outcome, check_sequence, skip_special_tokens
@@ -60,15 +59,17 @@ class Verifier:
     """Checks answers one by one and counts what was checked.
 
     Args:
-        gguf: The model, for its tokenizer.
+        tokenizer: The reference's; no other thread uses it meanwhile.
         model: The reference.
         block_size: Tokens in a block.
         most_searches: Beam searches to do again with `transformers`.
     """
 
-    def __init__(self, gguf: Path, model: ReferenceModel, block_size: int, most_searches: int) -> None:
+    def __init__(
+        self, tokenizer: ReferenceTokenizer, model: ReferenceModel, block_size: int, most_searches: int
+    ) -> None:
         self._block_size = block_size
-        self._tokenizer = ReferenceTokenizer(gguf)
+        self._tokenizer = tokenizer
         self._eos_token_ids = self._tokenizer.eos_token_ids
         self._judge = Judge(model, self._eos_token_ids, most_searches)
         self.verified = Verified(tokens=self._judge.counts)

@@ -12,8 +12,8 @@ from octavo.client import generate_request
 from octavo.messages import as_scope
 from octavo.v1 import inference_pb2
 
-PROBE_TOKENS = 48
-NUM_PROBES = 6
+PROBE_TOKENS = 32
+NUM_PROBES = 4
 # Longer than a soak may take: these deadlines are never met.
 LONG_SECONDS = 3600.0
 # From "before anything could be answered" to "in the middle of a long answer".

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def test_a_few_mixed_requests_and_a_killed_executor() -> None:
-    sizes = ["--requests", "24", "--clients", "12", "--reruns", "2", "--searches", "2", "--timeout-minutes", "12"]
+    sizes = ["--requests", "16", "--clients", "8", "--reruns", "2", "--searches", "1", "--timeout-minutes", "12"]
     command = [sys.executable, "-m", "benchmarks.soak", *sizes]
     soak = subprocess.run(command, capture_output=True, text=True, check=False)
     assert soak.returncode == 0, soak.stdout[-4000:] + soak.stderr[-4000:]

@@ -227,7 +227,7 @@ class Scheduler:
 
     def _admit(self, batch: StepBatch, budget: int, now: float) -> None:
         """Starts requests in order while the budget, the sequence limit and the pool allow it."""
-        if self._suspects:
+        if any(map(_suspect, self._suspects)):
             return
         limited: set[str] = set()  # tenants that have to wait for themselves
         while budget > 0 and (request := self._next(limited)) is not None:
@@ -239,7 +239,7 @@ class Scheduler:
             if admission is None:
                 return self._wait(request, reason, now) if reason else None
             budget -= self._start(batch, request, admission, budget, now)
-            if self._suspects:
+            if _suspect(request):
                 return
 
     def _next(self, limited: set[str]) -> Request | None:

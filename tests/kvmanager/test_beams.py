@@ -110,6 +110,16 @@ def test_a_beam_search_needs_no_more_than_it_was_admitted_for():
     assert h.counters.peak_referenced_blocks <= 14
 
 
+def test_what_beams_have_computed_is_found_by_others():
+    h = Harness(block_size=4)
+    prompt = h.prompt(8)
+    h.submit("beams", prompt, max_tokens=13, n=2, beam=BeamParams(3))
+    h.run()
+    h.submit("next turn", prompt + h.output["beams", 0] + h.prompt(3), max_tokens=2)
+    h.run_and_check()
+    assert h.usage["next turn"].cached_tokens >= 16
+
+
 # With others
 
 

@@ -430,6 +430,36 @@ def test_a_request_that_breaks_every_executor_takes_nobody_else_with_it():
     h.check_answers()
 
 
+def suspected() -> Harness:
+    """A request that runs alone, because two executors were lost under it, and one that waits."""
+    h = Harness(block_size=4, max_batched_tokens=16, max_sequences=8)
+    h.submit("suspect", h.prompt(60), max_tokens=20)
+    for _ in range(SUSPECT_LOSSES):
+        h.step()
+        h.lose_and_return()
+    h.submit("other", h.prompt(5), max_tokens=4)
+    h.step()
+    return h
+
+
+def test_a_request_that_may_be_what_breaks_executors_runs_alone():
+    h = suspected()
+    while not h.output:
+        assert list(h.replica.scheduler.running) == ["suspect"]
+        h.step()
+    h.run_and_check()
+
+
+def test_once_it_has_a_token_it_has_company_again():
+    h = suspected()
+    while not h.output:
+        h.step()
+    for _ in range(2):
+        h.step()
+    assert list(h.replica.scheduler.running) == ["suspect", "other"]
+    h.run_and_check()
+
+
 def test_a_request_that_gets_tokens_in_between_is_not():
     h = Harness(block_size=4)
     h.submit("a", h.prompt(10), max_tokens=3 * MAX_LOSSES)
@@ -440,6 +470,19 @@ def test_a_request_that_gets_tokens_in_between_is_not():
     h.run()
     h.check_answers()
     assert "a" in h.usage
+
+
+def test_a_name_that_is_free_again_may_be_used_at_once():
+    h = Harness(num_blocks=8, block_size=4, max_sequences=4)
+    h.submit("running", h.prompt(20), max_tokens=8)
+    h.step()
+    for _ in range(3):
+        h.submit("a", h.prompt(16), max_tokens=4)
+        h.step()
+        h.abort("a")
+    h.submit("a", h.prompt(12), max_tokens=4)
+    h.run_and_check()
+    assert h.handles(EventKind.ADMITTED) == ["running", "a"]
 
 
 def test_a_result_out_of_order_is_refused():

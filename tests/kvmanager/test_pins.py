@@ -202,6 +202,19 @@ def test_a_pin_whose_request_is_preempted_is_computed_in_the_end(preemption):
     assert h.usage["c"].cached_tokens == 24
 
 
+@pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])
+def test_a_pin_that_is_preempted_when_its_prompt_has_just_been_computed(preemption):
+    h = Harness(num_blocks=13, block_size=4, num_host_blocks=40, preemption=preemption)
+    for name in ("a", "b"):
+        h.submit(name, h.prompt(4), max_tokens=5, n=3)
+    h.pin("kept", h.prompt(24))
+    h.schedule()
+    h.schedule()
+    assert h.details(EventKind.PREEMPTED, ("pin", "kept")) == [preemption.value]
+    h.run_and_check()
+    assert pin_ids(h) == ["kept"]
+
+
 def test_a_pin_that_waits_for_its_turn_can_run_out_of_time():
     h = Harness(num_blocks=16, block_size=4, max_sequences=1)
     h.submit("a", h.prompt(16), max_tokens=20)

@@ -102,9 +102,10 @@ class PrefixLookup:
         if (num_matched + 1) * self._block_size > length:
             return PrefixMatchEnd.PARTIAL_BLOCK
         content = self.contents(sequence, num_matched + 1)[num_matched]
-        if self._device.cache.get(content) or self._host.cache.get(content):
-            return PrefixMatchEnd.LAST_TOKEN
-        if self._device.cache.was_evicted(content) or self._host.cache.was_evicted(content):
+        on_host = self._host.cache.get(content) is not None
+        if self._device.cache.get(content) or (on_host and self._costs.fetches_from_host):
+            return PrefixMatchEnd.LAST_TOKEN  # or the match would have gone on
+        if on_host or self._device.cache.was_evicted(content) or self._host.cache.was_evicted(content):
             return PrefixMatchEnd.EVICTED
         if self._has_likeness(sequence.request.spec.tenant, content):
             return PrefixMatchEnd.OTHER_SCOPE

@@ -173,6 +173,8 @@ class Scheduler:
             num_tokens = len(changes) * self.memory.block_size
             request.num_cached_tokens += num_tokens
             self._counters.cached_prompt_tokens += num_tokens
+            num_blocks = sequence.num_computed // self.memory.block_size
+            request.prefix_match_end = self.memory.lookup.match_end(sequence, num_blocks)
         return bool(changes)
 
     def _prefill(self, batch: StepBatch, sequence: Sequence, budget: int, now: float) -> int:

@@ -7,6 +7,7 @@ import pytest
 from kvmanager.content import ScopeMap
 from kvmanager.request import PrefixMatchEnd
 from kvmanager.spec import Scope
+from kvmanager.step import Speeds
 from tests.kvmanager.harness import Harness
 
 # What a gateway makes of `shared:docs`, `tenant`, `app` and `request`.
@@ -218,3 +219,28 @@ def test_the_reason_is_that_of_the_first_admission():
     assert h.counters.preemptions > 0
     assert h.usage["b"].cached_tokens == 4
     assert h.usage["b"].prefix_match_end is PrefixMatchEnd.NEVER_SEEN
+
+
+def test_a_block_on_the_host_that_is_not_worth_fetching_counts_as_evicted():
+    h = Harness(num_blocks=16, block_size=4, num_host_blocks=32)
+    prompt = h.prompt(40)
+    h.submit("a", prompt, max_tokens=1)
+    h.run()
+    h.submit("other", h.prompt(60), max_tokens=1)
+    h.run()
+    h.replica.memory.costs.speeds = Speeds(1e6, 10.0, 10.0, 1e6)
+    h.submit("again", prompt, max_tokens=1)
+    h.run()
+    assert h.usage["again"].cached_tokens < 36
+    assert h.usage["again"].prefix_match_end is PrefixMatchEnd.EVICTED
+
+
+def test_what_another_request_computes_meanwhile_moves_the_end_of_the_match():
+    h = Harness(num_blocks=64, block_size=4, max_batched_tokens=16, max_sequences=4)
+    prompt = h.prompt(42)
+    h.submit("a", prompt, max_tokens=2)
+    h.step()
+    h.submit("b", prompt, max_tokens=2)
+    h.run()
+    assert h.usage["b"].cached_tokens == 40
+    assert h.usage["b"].prefix_match_end is PrefixMatchEnd.PARTIAL_BLOCK

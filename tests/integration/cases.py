@@ -16,8 +16,8 @@ from tests.integration.models import Model
 from tests.integration.reference import CLEAR, CLEAR_DRAW, Output
 from tests.integration.stack import Stack
 
-SCORE_TOLERANCE = 1e-5
-"""Relative: float32 on both sides."""
+SCORE_TOLERANCE = 1e-4
+"""Relative, float32 on both sides. Beams of the demo model differed by 1e-6, samples by 6e-6."""
 
 
 @dataclass(frozen=True)

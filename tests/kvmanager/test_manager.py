@@ -190,6 +190,15 @@ def test_n_samples_are_one_prefill_and_share_every_prompt_block():
     assert h.referenced_blocks == 0
 
 
+def test_sixty_four_samples():
+    h = Harness(num_blocks=200, block_size=4, max_batched_tokens=64, max_sequences=64)
+    h.submit("a", h.prompt(21), max_tokens=6, n=64)
+    h.run_and_check()
+    assert h.prefilled_tokens("a") == 21
+    assert h.counters.peak_referenced_blocks == 5 + 64 * 2
+    assert len({tuple(h.output["a", index]) for index in range(64)}) == 64
+
+
 def test_a_preempted_group_comes_back_whole_and_shares_its_prompt_again():
     h = Harness(num_blocks=16, block_size=2, max_sequences=8, prefix_caching=False)
     h.submit("a", h.prompt(4), max_tokens=20)

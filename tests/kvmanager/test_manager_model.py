@@ -131,5 +131,5 @@ class KVManagerMachine(RuleBasedStateMachine):
 
 TestKVManager = KVManagerMachine.TestCase
 TestKVManager.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from kvmanager.accounts import Quota
 from kvmanager.capacity import Capacity
-from kvmanager.cost_model import Preemption
 from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, PinRefused, QueueFull
 from kvmanager.events import Event
 from kvmanager.manager import KVManager
@@ -22,66 +21,16 @@ from kvmanager.replica import Replica
 from kvmanager.request import FinishReason
 from kvmanager.scheduler import Limits
 from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, Scope
-from kvmanager.step import Outputs, RequestEnd, Speeds, StepBatch
+from kvmanager.step import Outputs, RequestEnd, StepBatch
 from kvmanager.views import BlockView, MemoryWatch, block_views
 from tests.kvmanager.kv_mirror import KVMirror
+from tests.kvmanager.mix_inputs import TENANTS, Order, Setting
 from tests.oracle import VOCAB_SIZE, Oracle, expected_beams, expected_best_of, expected_output
 
 MAX_MODEL_LEN = 60
 MAX_WAITING_REQUESTS = 12
 MIN_BLOCKS = 4
 PIPELINE_DEPTH = 2
-
-TENANTS = ("acme", "beta", "gamma")
-SCOPES = (
-    Scope(b"acme", "acme", 1),
-    Scope(b"acme", "acme", 1),
-    Scope(b"acme/app", "acme", 2),
-    Scope(b"beta", "beta", 1),
-    Scope(b"docs", "shared:docs", 0),
-)
-SPEEDS = (
-    None,
-    Speeds(100.0, 1000.0, 1000.0, 1000.0),  # swapping is cheaper
-    Speeds(1000.0, 1.0, 1.0, 1000.0),  # recomputing is
-    Speeds(100.0, 100.0, 100.0, 100.0),  # it depends
-)
-METHODS = ("one", "samples", "best_of", "beams")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What stays the same while a mix lasts. `watched`: the map and the KV events are followed, too."""
-
-    num_blocks: int
-    num_host_blocks: int
-    block_size: int
-    num_executors: int
-    max_batched_tokens: int
-    max_sequences: int
-    prefix_caching: bool
-    policy: str
-    preemption: Preemption
-    speeds: Speeds | None
-    quotas: bool
-    watched: bool
-    seed: int
-
-
-@dataclass(frozen=True)
-class Order:
-    """What somebody submits; the rest is made up."""
-
-    own_length: int
-    common: int
-    method: str
-    width: int
-    max_tokens: int
-    min_tokens: int
-    scopes: tuple[Scope, ...]
-    stops: bool
-    lifetime: float | None
-    priority: int
 
 
 class Mix:

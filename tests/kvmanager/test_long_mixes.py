@@ -17,7 +17,8 @@ from kvmanager.events import Event, EventKind
 from kvmanager.policies import POLICIES
 from kvmanager.spec import RequestSpec
 from kvmanager.step import StepBatch
-from tests.kvmanager.mix import METHODS, SCOPES, SPEEDS, Mix, Order, Setting
+from tests.kvmanager.mix import Mix
+from tests.kvmanager.mix_inputs import METHODS, SCOPES, SPEEDS, Order, Setting
 
 NUM_STEPS = 100_000
 EVENTS_PER_MIX = 400

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from kvmanager.cost_model import Preemption
 from kvmanager.policies import POLICIES
-from tests.kvmanager.mix import METHODS, SCOPES, SPEEDS, Mix, Order, Setting
+from tests.kvmanager.mix import Mix
+from tests.kvmanager.mix_inputs import METHODS, SCOPES, SPEEDS, Order, Setting
 
 SETTINGS = st.builds(
     Setting,

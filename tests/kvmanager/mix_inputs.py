@@ -1,0 +1,60 @@
+"""What a mix is made of: its setting, and what callers order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmanager.cost_model import Preemption
+from kvmanager.spec import Scope
+from kvmanager.step import Speeds
+
+TENANTS = ("acme", "beta", "gamma")
+SCOPES = (
+    Scope(b"acme", "acme", 1),
+    Scope(b"acme", "acme", 1),
+    Scope(b"acme/app", "acme", 2),
+    Scope(b"beta", "beta", 1),
+    Scope(b"docs", "shared:docs", 0),
+)
+SPEEDS = (
+    None,
+    Speeds(100.0, 1000.0, 1000.0, 1000.0),  # swapping is cheaper
+    Speeds(1000.0, 1.0, 1.0, 1000.0),  # recomputing is
+    Speeds(100.0, 100.0, 100.0, 100.0),  # it depends
+)
+METHODS = ("one", "samples", "best_of", "beams")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same while a mix lasts. `watched`: the map and the KV events are followed, too."""
+
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    num_executors: int
+    max_batched_tokens: int
+    max_sequences: int
+    prefix_caching: bool
+    policy: str
+    preemption: Preemption
+    speeds: Speeds | None
+    quotas: bool
+    watched: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What somebody submits; the rest is made up."""
+
+    own_length: int
+    common: int
+    method: str
+    width: int
+    max_tokens: int
+    min_tokens: int
+    scopes: tuple[Scope, ...]
+    stops: bool
+    lifetime: float | None
+    priority: int

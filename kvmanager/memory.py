@@ -354,14 +354,11 @@ class Memory:
             return
         if len(contents) < num_full:
             self.lookup.extend_contents(sequence, num_full)
-        register, journals = self.device.cache.register, self.pool.journals
+        register, last_step = self.device.cache.register, sequence.last_step
         for index in range(first, num_full):
             block = table[index]
-            if block.content is None:
-                if not register(block, contents[index], sequence.last_step):
-                    sequence.duplicates.append(index)
-                elif journals:
-                    self.pool.note(block)
+            if block.content is None and not register(block, contents[index], last_step):
+                sequence.duplicates.append(index)
         sequence.num_registered = num_full
 
     # The host tier

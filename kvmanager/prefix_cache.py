@@ -82,18 +82,19 @@ class PrefixCache:
         Returns:
             False where another block is given out for this identity already; that one stays.
         """
-        if content.identity in self._blocks:
+        identity, parent, scope = content.identity, content.parent, content.scope
+        if identity in self._blocks:
             return False
         assert block.content is None, f"{block} holds something else"
         block.content = content
         block.written_step = written_step
-        self._blocks[content.identity] = block
-        self._add_sibling(block, content.parent or content.scope.salt)
-        likeness = content.likeness ^ hash(content.scope.owner)
+        self._blocks[identity] = block
+        self._add_sibling(block, parent or scope.salt)
+        likeness = content.likeness ^ hash(scope.owner)
         self._likenesses[likeness] = self._likenesses.get(likeness, 0) + 1
         if self._evicted:
-            self._evicted.pop(content.identity, None)
-        self._log.append(BlockStored(self._executor, self._tier, content.identity, content.parent, content.tokens))
+            self._evicted.pop(identity, None)
+        self._log.append(BlockStored(self._executor, self._tier, identity, parent, content.tokens))
         return True
 
     def evict(self, block: Block) -> None:

@@ -129,11 +129,6 @@ class Sequence:
         return len(self.token_ids) - self.prompt_length
 
     @property
-    def token_under_way(self) -> bool:
-        """A step under way samples its next token."""
-        return self.num_computed >= len(self.token_ids)
-
-    @property
     def follows(self) -> bool:
         """The leader has not filled the shared blocks yet."""
         return self.leader is not None and self.leader.num_computed < self.leader_tokens

@@ -107,7 +107,7 @@ def test_penalties_are_what_the_executor_makes_of_them(logits: "torch.Tensor", c
     """Greedy choices one after the other, each of which changes those after it."""
     sampling = common_pb2.SamplingParams(temperature=0.0, **changes)
     prompt, stops = [random.randrange(VOCAB) for _ in range(10)], {5, 6}
-    logits[:, [5, 6]] += 6.0
+    logits[:, [5, 6, 11]] += 6.0  # so likely that forbidding or punishing them changes some choice
     output: list[int] = []
     for row in logits[:60]:
         params = SamplingParams(

@@ -19,6 +19,7 @@ import json
 import random
 import statistics
 import time
+from array import array
 from itertools import count
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def make_memory(num_blocks: int) -> Memory:
 def make_request(number: int, prompt: list[int]) -> Request:
     spec = RequestSpec(number, prompt)
     request = Request(spec, number, 0.0, ScopeMap(spec.spans, BLOCK_SIZE), len(prompt) + 1)
-    request.sequences.append(Sequence(number, request, 0))
+    request.sequences.append(Sequence(number, request, 0, array("i", prompt)))
     return request
 
 

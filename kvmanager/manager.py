@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
@@ -206,7 +207,7 @@ class KVManager:
             output = request.max_length - len(spec.prompt_token_ids)
             request.beams = BeamSearch(spec.beam, output, spec.stop_token_ids)
         request.forked = spec.num_sequences == 1 and spec.beam is None
-        self._sequences.add(request, sample_index=0)
+        self._sequences.add(request, 0, array("i", spec.prompt_token_ids))
         able = [replica for replica, room in rooms.items() if room >= request.max_length]
         home = router.choose(request, able) if able else None
         if spec.pin is not None:
@@ -290,7 +291,7 @@ class KVManager:
             return
         request.max_length = room
         if request.beams is not None:
-            beams = [each.token_ids[each.prompt_length :].tolist() for each in request.sequences]
+            beams = [each.token_ids[each.prompt_length :] for each in request.sequences]
             request.beams.shrink(room - len(request.spec.prompt_token_ids), beams)
             if request.beams.done:
                 send_best_beams(request, outputs)

@@ -200,7 +200,7 @@ class Replica:
             self._emit(Event(EventKind.FIRST_TOKEN, now, request.spec.handle))
         request.num_losses = 0
         candidates = [beam.candidates for beam in beams if beam.candidates is not None]
-        outputs_so_far = [beam.token_ids[beam.prompt_length :].tolist() for beam in beams]
+        outputs_so_far = [beam.token_ids[beam.prompt_length :] for beam in beams]
         continuations = search.advance(outputs_so_far, candidates)
         self._counters.generated_tokens += len(beams)
         if search.done:
@@ -212,8 +212,8 @@ class Replica:
         for continuation in continuations:
             parent = beams[continuation.parent]
             if continuation.parent in kept:
-                beam = self._factory.add(request, 0)
-                beam.token_ids = parent.token_ids[:-1]  # the parent has its own next token already
+                # The parent has its own next token already.
+                beam = self._factory.add(request, 0, parent.token_ids[:-1])
                 self.memory.fork(parent, beam)
                 beam.last_step = parent.last_step
                 request.branches.append((parent, beam))

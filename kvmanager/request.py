@@ -97,14 +97,14 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, sequence_id: int, request: Request, sample_index: int) -> None:
+    def __init__(self, sequence_id: int, request: Request, sample_index: int, token_ids: array[int]) -> None:
         spec = request.spec
         self.sequence_id = sequence_id
         self.request = request
         self.handle = spec.handle
         self.sample_index = sample_index
         self.prompt_length = len(spec.prompt_token_ids)
-        self.token_ids = array("i", spec.prompt_token_ids)
+        self.token_ids = token_ids
         self.stop_token_ids = spec.stop_token_ids
         self.num_computed = 0
         self.table: list[Block] = []

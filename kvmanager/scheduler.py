@@ -215,7 +215,8 @@ class Scheduler:
         """The prompt is computed: from its last row on there are n sequences (parallel sampling, section 4.4)."""
         request = parent.request
         request.forked = True
-        children = [self._factory.add(request, index) for index in range(1, request.spec.num_sequences)]
+        indices = range(1, request.spec.num_sequences)
+        children = [self._factory.add(request, index, parent.token_ids[:]) for index in indices]
         for child in children:
             self.memory.fork(parent, child)
             child.last_step = batch.step

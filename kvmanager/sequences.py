@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import count
 
 from kvmanager.request import Request, Sequence
@@ -14,8 +15,8 @@ class SequenceFactory:
     def __init__(self) -> None:
         self._ids = count(1)
 
-    def add(self, request: Request, sample_index: int) -> Sequence:
-        """Adds a sequence to a request."""
-        sequence = Sequence(next(self._ids), request, sample_index)
+    def add(self, request: Request, sample_index: int, token_ids: array[int]) -> Sequence:
+        """Adds a sequence to a request. It keeps the token ids, which are its own from here on."""
+        sequence = Sequence(next(self._ids), request, sample_index, token_ids)
         request.sequences.append(sequence)
         return sequence

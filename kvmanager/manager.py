@@ -220,7 +220,7 @@ class KVManager:
             self._homeless[spec.handle] = request
         else:
             self._homes[spec.handle] = home
-            home.scheduler.enqueue(request, now)
+            home.scheduler.enqueue(request)
         self._emit(Event(EventKind.QUEUED, now, spec.handle))
 
     def _pin(self, request: Request, home: Replica | None) -> None:
@@ -283,7 +283,7 @@ class KVManager:
             self._end_homeless(request, outputs, now, error)
             return
         self._homes[handle] = home
-        home.scheduler.enqueue(request, now)
+        home.scheduler.enqueue(request)
 
     def _shorten(self, request: Request, room: int, outputs: Outputs, now: float) -> None:
         """Ends sequences that are longer than any executor takes now."""
@@ -400,10 +400,10 @@ class KVManager:
         if replica is None:
             return None
         if len(self.replicas) > 1:
-            self._relieve_others(replica, now)
+            self._relieve_others(replica)
         return replica.schedule(now)
 
-    def _relieve_others(self, replica: Replica, now: float) -> None:
+    def _relieve_others(self, replica: Replica) -> None:
         """A replica with nobody in line takes the first from a line that does not move."""
         scheduler = replica.scheduler
         if replica.draining or len(scheduler.waiting) or scheduler.swapped:
@@ -416,7 +416,7 @@ class KVManager:
             if room and scheduler.num_rows + head.spec.num_sequences <= self._limits.max_sequences:
                 if head.max_length <= self._rooms(head).get(replica, 0) and other.scheduler.hand_over(head):
                     self._homes[head.spec.handle] = replica
-                    scheduler.enqueue(head, now)
+                    scheduler.enqueue(head)
                 return
 
     def apply(self, executor: str, result: StepResult, now: float) -> Outputs:

@@ -250,13 +250,12 @@ class Memory:
 
     # Sharing what others compute at the same time
 
-    def take_over(self, sequence: Sequence) -> list[tuple[int, Block]]:
+    def take_over(self, sequence: Sequence) -> int:
         """Replaces the blocks that a prefill would fill next by those that somebody else fills already.
 
-        Returns:
-            The logical indices that changed, and their blocks.
+        Returns how many. The executor has to hear of the sequence anew: it is further than it knows.
         """
-        changes: list[tuple[int, Block]] = []
+        num_blocks = 0
         while self._prefix_caching and (block := self.lookup.next_block(sequence)) is not None:
             index = sequence.num_computed // self.block_size
             own = sequence.table[index]
@@ -267,14 +266,17 @@ class Memory:
             self.pool.release([own])  # no step has touched it
             sequence.num_computed += self.block_size
             sequence.num_registered = index + 1
-            changes.append((index, block))
-        return changes
+            num_blocks += 1
+        return num_blocks
 
     def merge_duplicates(self, sequence: Sequence) -> list[tuple[int, Block]]:
-        """Replaces blocks of a sequence whose content another block gave out first. Returns as `take_over`.
+        """Replaces blocks of a sequence whose content another block gave out first.
 
         Not by blocks that nobody references, which would cost a block for a while and save none; and not where
         siblings share the sequence's own block: they would part, and together need more than they were admitted for.
+
+        Returns:
+            The logical indices that changed, and their blocks.
         """
         changes: list[tuple[int, Block]] = []
         duplicates = sequence.duplicates[:]

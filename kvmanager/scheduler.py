@@ -141,7 +141,6 @@ class Scheduler:
             for parent, child in request.branches:
                 batch.branches.append((parent.sequence_id, child.sequence_id))
                 child.resident = True
-                self.sequences[child.sequence_id] = child
             batch.chosen_tokens += [(beam.sequence_id, token_id) for beam, token_id in request.choices]
             request.branches.clear()
             request.choices.clear()
@@ -167,15 +166,15 @@ class Scheduler:
 
     def _take_over(self, sequence: Sequence) -> bool:
         """Skips what other sequences compute already. Returns whether there was any."""
-        changes = self.memory.take_over(sequence)
+        num_blocks = self.memory.take_over(sequence)
         request = sequence.request
-        if changes and request.num_cached_tokens is not None and not request.restarted:
-            num_tokens = len(changes) * self.memory.block_size
+        if num_blocks and request.num_cached_tokens is not None and not request.restarted:
+            num_tokens = num_blocks * self.memory.block_size
             request.num_cached_tokens += num_tokens
             self._counters.cached_prompt_tokens += num_tokens
-            num_blocks = sequence.num_computed // self.memory.block_size
-            request.prefix_match_end = self.memory.lookup.match_end(sequence, num_blocks)
-        return bool(changes)
+            num_matched = sequence.num_computed // self.memory.block_size
+            request.prefix_match_end = self.memory.lookup.match_end(sequence, num_matched)
+        return num_blocks > 0
 
     def _prefill(self, batch: StepBatch, sequence: Sequence, budget: int, now: float) -> int:
         """Adds a row for as much of a sequence as the budget allows. Returns how much that is."""
@@ -255,7 +254,7 @@ class Scheduler:
 
     def _consider(self, request: Request) -> tuple[str, Admission | None]:
         """Why the request can't start now, or where its blocks would come from."""
-        if any(sequence.last_step > self.memory.fence.last_finished_step for sequence in request.unfinished()):
+        if self._has_row_under_way(request):
             return "", None  # preempted in the step before: the token that is under way comes first
         if _suspect(request) and self.running:
             return "isolation", None
@@ -314,7 +313,7 @@ class Scheduler:
 
     # Requests come and go
 
-    def enqueue(self, request: Request, now: float) -> None:
+    def enqueue(self, request: Request) -> None:
         """Puts a request in line."""
         self.waiting.push(request)
         request.waiting_reason = ""
@@ -409,11 +408,15 @@ class Scheduler:
 
     def hand_over(self, request: Request) -> bool:
         """Gives up a waiting request for another executor to take; not while a token of it is under way."""
-        if any(each.last_step > self.memory.fence.last_finished_step for each in request.unfinished()):
+        if self._has_row_under_way(request):
             return False
         self.waiting.remove(request)
         self._detach(request)
         return True
+
+    def _has_row_under_way(self, request: Request) -> bool:
+        finished = self.memory.fence.last_finished_step
+        return any(sequence.last_step > finished for sequence in request.unfinished())
 
     def hand_over_waiting(self, begun: bool = True) -> list[Request]:
         """Gives up all waiting requests that it can; those that have run before only where that is asked for."""

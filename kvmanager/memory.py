@@ -118,13 +118,13 @@ class Memory:
         partial = match_end = None
         if self._prefix_caching and not swapped:
             partial = self.lookup.partial(sequences[0], len(sources[0]), self.copies.step)
-            if request.num_cached_tokens is None:
-                match_end = self._match_end(sequences[0], sources[0], partial)
         charges = self._count_charges(request, sequences, sources, num_shared)
         if swapped:
             charges += self._blocks_to_part(sequences, sources)
         if partial is not None and not self._can_hold(partial.block, charges):
             partial = None
+        if self._prefix_caching and request.num_cached_tokens is None:
+            match_end = self._match_end(sequences[0], sources[0], partial)
         return Admission(request, sources, partial, num_shared, charges, match_end)
 
     def _can_hold(self, block: Block, charges: Charges) -> bool:

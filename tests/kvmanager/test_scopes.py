@@ -244,3 +244,16 @@ def test_what_another_request_computes_meanwhile_moves_the_end_of_the_match():
     h.run()
     assert h.usage["b"].cached_tokens == 40
     assert h.usage["b"].prefix_match_end is PrefixMatchEnd.PARTIAL_BLOCK
+
+
+def test_a_part_of_a_block_that_there_is_no_room_to_copy_does_not_count():
+    h = Harness(num_blocks=5, block_size=4)
+    prompt = h.prompt(16)
+    h.submit("a", prompt, max_tokens=1)
+    h.run()
+    h.submit("other", h.prompt(2), max_tokens=2)
+    h.schedule()
+    h.submit("b", prompt[:14], max_tokens=1)  # the block to copy from would be one too many
+    h.run()
+    assert h.usage["b"].cached_tokens == 12
+    assert h.usage["b"].prefix_match_end is PrefixMatchEnd.PARTIAL_BLOCK

@@ -21,7 +21,7 @@ from executor.families import family_of
 from executor.free_memory import free_memory
 from executor.host_arena import HostArena
 from executor.memory_budget import blocks_in, parse_budget
-from executor.model_runner import ModelRunner
+from executor.torch_runner import TorchRunner
 from executor.weights import assemble, open_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.
         eos_token_ids=model.eos_token_ids,
         incarnation=uuid.uuid4().hex,
     )
-    runner = ModelRunner(decoder, arena, BACKENDS[settings.attention_backend](), device)
+    runner = TorchRunner(decoder, arena, BACKENDS[settings.attention_backend](), device)
     return Executor(runner, host, info, clock)
 
 

@@ -1,16 +1,14 @@
-"""Runs the decoder over the rows of a step."""
+"""What an executor asks of the model: computing the rows of a step."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from executor.arena import BlockArena
-from executor.attention import AttentionBackend, StepLayout
-from executor.decoder import Decoder, DecoderInput
 from executor.sequences import SequenceState
 
 
@@ -31,40 +29,27 @@ class Row:
         return self.end == len(self.sequence.token_ids)
 
 
-class ModelRunner:
-    """A decoder, the arena its keys and values go to, and the attention between them."""
+class ModelRunner(ABC):
+    """A model and the arena its keys and values go to.
 
-    def __init__(self, decoder: Decoder, arena: BlockArena, attention: AttentionBackend, device: torch.device) -> None:
-        self.decoder = decoder
-        self.arena = arena
-        self.attention = attention
-        self.device = device
+    Attributes:
+        arena: keys and values.
+        device: where it computes.
+        kernels: which kernels it computes with, for people.
+    """
 
-    def run(self, rows: Sequence[Row]) -> torch.Tensor:
+    arena: BlockArena
+    device: torch.device
+    kernels: str
+
+    @abstractmethod
+    def run(self, rows: Sequence[Row], *, every_token: bool = False) -> torch.Tensor:
         """Computes all rows.
 
+        Args:
+            every_token: the logits of all tokens are wanted, not only of the last ones.
+
         Returns:
-            The logits of those that reach their sequence's last token, in row order, [rows, vocab] in float32.
+            The logits of the rows that reach their sequence's last token, in row order, [rows, vocab] in float32; or
+            of all rows' tokens one after another. They hold until the next call.
         """
-        tables = [np.array(row.sequence.block_table, dtype=np.int64) for row in rows]
-        counts = [row.num_tokens for row in rows]
-        ends = [row.end for row in rows]
-        layout = StepLayout(counts, ends, tables, self.arena.block_size)
-        plan = self.attention.plan(layout, self.device)
-        logits: torch.Tensor = self.decoder(self._decoder_input(rows), self.arena.layers, plan)
-        return logits
-
-    def _decoder_input(self, rows: Sequence[Row]) -> DecoderInput:
-        counts = [row.num_tokens for row in rows]
-        tokens = [np.array(row.sequence.token_ids[row.sequence.num_computed : row.end], np.int64) for row in rows]
-        positions = [np.arange(row.sequence.num_computed, row.end, dtype=np.int64) for row in rows]
-        last = np.cumsum(counts, dtype=np.int64) - 1
-        return DecoderInput(
-            token_ids=self._tensor(np.concatenate(tokens)),
-            positions=self._tensor(np.concatenate(positions)),
-            prompt_lengths=self._tensor(np.repeat([row.sequence.prompt_length for row in rows], counts)),
-            sampled=self._tensor(last[[row.reaches_last for row in rows]]),
-        )
-
-    def _tensor(self, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device, non_blocking=True)

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
-from executor.attention import StepLayout
-from executor.decoder import DecoderInput
 from executor.executor import Executor
 from executor.loader import ExecutorSettings, load_executor
+from executor.model_runner import Row
+from executor.sequences import SequenceState
 from executor.step import NewSequence, SamplingParams, StepBatch, StepResult
 
 GREEDY = SamplingParams(temperature=0)
@@ -84,13 +83,9 @@ def all_logits() -> Callable[[Executor, list[int]], torch.Tensor]:
 
     @torch.inference_mode()
     def run(executor: Executor, tokens: list[int]) -> torch.Tensor:
-        runner, block_size, count = executor._runner, executor.info.block_size, len(tokens)
-        table = np.arange(-(-count // block_size))
-        plan = runner.attention.plan(StepLayout([count], [count], [table], block_size), torch.device("cpu"))
-        positions = torch.arange(count)
-        step = DecoderInput(torch.tensor(tokens), positions, torch.full((count,), count), sampled=positions)
-        logits: torch.Tensor = runner.decoder(step, runner.arena.layers, plan)
-        return logits
+        num_blocks = -(-len(tokens) // executor.info.block_size)
+        new = NewSequence(0, tokens, len(tokens), 0, list(range(num_blocks)), GREEDY)
+        return executor._runner.run([Row(SequenceState.start(new), len(tokens))], every_token=True)
 
     return run
 

@@ -27,8 +27,9 @@ RUN find /opt/octavo ! -type d | sort > before \
  && find /opt/octavo ! -type d | sort | comm -13 before - > added \
  && mkdir /layer && xargs -d '\n' cp --link --parents -t /layer < added
 
-# Octavo itself, likewise.
+# Octavo itself, likewise; its kernels for CPUs are compiled here, and chosen by the CPU where they run.
 FROM core-dependencies AS octavo
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY . .
 RUN find /opt/octavo ! -type d | sort > before \
  && pip install --quiet --no-deps . \

@@ -8,9 +8,10 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 PROTOS := $(wildcard proto/octavo/v1/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
+KERNEL_SOURCES := $(wildcard executor/native/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-compose soak lint stubs-match proto format clean
+.PHONY: help venv native demo test test-slow test-compose soak lint stubs-match proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +19,7 @@ help: ## Show this list
 	@echo '  PYTHON=python3.12 chooses the interpreter (3.10 or newer), ARGS=... goes to pytest.'
 	@echo "  Without a GPU, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels: a much smaller download."
 
-venv: $(STAMP) ## Create .venv with everything pinned by constraints.txt
+venv: $(STAMP) native ## Create .venv with everything pinned by constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -28,6 +29,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+native: $(STAMP) ## Compile the kernels that are older than their sources (needs g++ or clang++)
+	@$(BIN)/python executor/native/build.py || [ $$? -eq 3 ] # 3: no compiler; the executor computes with torch
 
 demo: venv ## Fetch a small model, serve it, and stream a few answers side by side
 	@$(BIN)/octavo demo
@@ -50,6 +54,7 @@ lint: venv stubs-match ## Check style, types, import walls, contracts and stubs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
+	$(BIN)/clang-format --dry-run -Werror $(KERNEL_SOURCES)
 
 stubs-match: venv
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call PROTOC,"$$fresh") && \
@@ -62,7 +67,8 @@ proto: venv ## Generate octavo/v1 from proto/
 format: venv ## Format the code and sort its imports
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(KERNEL_SOURCES)
 
 clean: ## Remove .venv, caches and build outputs (the downloaded model stays)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist executor/native/lib
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

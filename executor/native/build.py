@@ -31,6 +31,7 @@ LEVELS: dict[str, dict[str, list[str]]] = {
 }
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"]
 _FLAGS += ["-fno-trapping-math", "-ffp-contract=fast", "-mprefer-vector-width=512", "-Wall", "-Wextra", "-Wno-psabi"]
+NO_COMPILER_EXIT_CODE = 3
 _COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -51,7 +52,7 @@ def build(output: Path = OUTPUT) -> list[Path]:
     """Compiles what is older than its sources.
 
     Returns:
-        The libraries, all of them.
+        The libraries, all of them; none for levels that are newer than the compiler.
 
     Raises:
         NoCompiler: nothing was compiled.
@@ -62,7 +63,8 @@ def build(output: Path = OUTPUT) -> list[Path]:
     compiler = _compiler()
     output.mkdir(parents=True, exist_ok=True)
     kernels = sorted(source for source in SOURCES.glob("*.cpp") if source.name != "probe.cpp")
-    jobs = [(library_name(level), flags, kernels) for level, flags in LEVELS[platform.machine()].items()]
+    known = {level: flags for level, flags in LEVELS[platform.machine()].items() if _knows(compiler, flags)}
+    jobs = [(library_name(level), flags, kernels) for level, flags in known.items()]
     jobs.append((library_name("probe"), [], [SOURCES / "probe.cpp"]))
     newest = max(source.stat().st_mtime for source in [*SOURCES.iterdir(), Path(__file__)])
     stale = [job for job in jobs if not _is_newer(output / job[0], newest)]
@@ -78,11 +80,17 @@ def _compiler() -> str:
     raise NoCompiler(f"none of {', '.join(_COMPILERS)} is installed")
 
 
+def _knows(compiler: str, flags: list[str]) -> bool:
+    check = [compiler, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(check, capture_output=True).returncode == 0
+
+
 def _is_newer(library: Path, newest: float) -> bool:
     return library.exists() and library.stat().st_mtime >= newest
 
 
 def _compile(compiler: str, library: Path, flags: list[str], sources: list[Path]) -> None:
+    print(f"compiling {library.name}", file=sys.stderr, flush=True)
     # Written beside and moved into place: another process may have the old one loaded.
     partial = library.with_suffix(f".{os.getpid()}.partial")
     common = [flag for flag in _FLAGS if platform.machine() == "x86_64" or not flag.startswith("-mprefer")]
@@ -95,7 +103,7 @@ def _compile(compiler: str, library: Path, flags: list[str], sources: list[Path]
 
 if __name__ == "__main__":
     try:
-        for path in build():
-            print(path)
-    except NoCompiler as error:
-        sys.exit(f"not built: {error}")
+        build()
+    except NoCompiler as reason:
+        print(f"the kernels are not compiled: {reason}", file=sys.stderr)
+        sys.exit(NO_COMPILER_EXIT_CODE)

@@ -22,7 +22,7 @@ from executor.free_memory import free_memory
 from executor.host_arena import HostArena
 from executor.memory_budget import blocks_in, parse_budget
 from executor.torch_runner import TorchRunner
-from executor.weights import assemble, open_checkpoint
+from executor.weights import Parameters, open_checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.
     max_model_len = _max_model_len(settings.max_model_len, model)
 
     decoder = Decoder(model)
-    decoder.load(assemble(checkpoint.weights, family, family.weight_map(model), dtype=dtype, device=device))
+    parameters = Parameters(checkpoint.weights, family, family.weight_map(model))
+    decoder.load(parameters.read_all(dtype=dtype, device=device))
 
     block_bytes = bytes_per_block(model, settings.block_size, dtype)
     budget = parse_budget(settings.kv_memory, lambda: free_memory(device))

@@ -1,9 +1,9 @@
-"""Fills the decoder's parameters from a checkpoint's tensors."""
+"""The decoder's parameters, made from a checkpoint's tensors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 import torch
 
@@ -14,28 +14,43 @@ from executor.weights.checkpoint import WeightSource
 _MAX_NAMES_SHOWN = 5
 
 
-def assemble(
-    source: WeightSource, family: Family, weight_map: WeightMap, *, dtype: torch.dtype, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Reads, transposes, fuses and converts.
+class Parameters:
+    """The decoder's parameters as a checkpoint holds them, read one at a time.
 
     Names and shapes of all weights are checked before any is read.
-
-    Returns:
-        Parameter name -> tensor of `dtype` on `device`.
 
     Raises:
         CheckpointError: names the weights that are missing, unexpected, or of a wrong shape.
     """
-    stored_names = _match(source.names(), family, weight_map)
-    for weights in weight_map.values():
-        for weight in weights:
-            _check_shape(source, stored_names[weight.name], weight)
 
-    # One after another: threads only wait for one another, dequantising works on few rows at a time in the interpreter.
-    return {
-        parameter: _build(source, weights, stored_names, dtype, device) for parameter, weights in weight_map.items()
-    }
+    def __init__(self, source: WeightSource, family: Family, weight_map: WeightMap) -> None:
+        self._source = source
+        self._weight_map = weight_map
+        self._stored_names = _match(source.names(), family, weight_map)
+        for weights in weight_map.values():
+            for weight in weights:
+                _check_shape(source, self._stored_names[weight.name], weight)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names."""
+        return iter(self._weight_map)
+
+    def read(self, parameter: str, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Reads, transposes, fuses and converts one of them."""
+        weights = self._weight_map[parameter]
+        shapes = [weight.shape[::-1] if weight.transposed else weight.shape for weight in weights]
+        result = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
+        first = 0
+        for weight, shape in zip(weights, shapes, strict=True):
+            values = self._source.read(self._stored_names[weight.name])
+            result[first : first + shape[0]].copy_(values.t() if weight.transposed else values)
+            first += shape[0]
+        return result
+
+    def read_all(self, *, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+        """All of them by name."""
+        # One after another: threads only wait for one another, as dequantising works on few rows at a time in Python.
+        return {parameter: self.read(parameter, dtype=dtype, device=device) for parameter in self}
 
 
 def _match(found: set[str], family: Family, weight_map: WeightMap) -> dict[str, str]:
@@ -60,23 +75,6 @@ def _check_shape(source: WeightSource, stored_name: str, weight: StoredWeight) -
     shape = source.shape(stored_name)
     if shape != weight.shape:
         raise CheckpointError(f"weight {stored_name} has shape {list(shape)}, expected {list(weight.shape)}")
-
-
-def _build(
-    source: WeightSource,
-    weights: tuple[StoredWeight, ...],
-    stored_names: Mapping[str, str],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    shapes = [weight.shape[::-1] if weight.transposed else weight.shape for weight in weights]
-    parameter = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
-    first = 0
-    for weight, shape in zip(weights, shapes, strict=True):
-        values = source.read(stored_names[weight.name])
-        parameter[first : first + shape[0]].copy_(values.t() if weight.transposed else values)
-        first += shape[0]
-    return parameter
 
 
 def _listed(names: set[str]) -> str:

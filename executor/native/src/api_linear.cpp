@@ -1,0 +1,28 @@
+#include "api.h"
+#include "linear.h"
+
+using octavo::Linear;
+using octavo::WeightKind;
+
+OCTAVO_API int64_t octavo_packed_bytes(int32_t kind, int64_t outputs, int64_t inputs) {
+  return octavo::packed_bytes(static_cast<WeightKind>(kind), outputs, inputs);
+}
+
+OCTAVO_API void octavo_pack(int32_t kind, int64_t outputs, int64_t inputs, const float* weights, void* packed) {
+  octavo::pack(static_cast<WeightKind>(kind), outputs, inputs, weights, packed);
+}
+
+OCTAVO_API void octavo_unpack(int32_t kind, int64_t outputs, int64_t inputs, const void* packed, float* weights) {
+  octavo::unpack(static_cast<WeightKind>(kind), outputs, inputs, packed, weights);
+}
+
+OCTAVO_API int64_t octavo_linear_workspace_bytes(int32_t kind, int64_t rows, int64_t inputs) {
+  return octavo::linear_workspace_bytes(static_cast<WeightKind>(kind), rows, inputs);
+}
+
+OCTAVO_API void octavo_linear(octavo::Crew* crew, const Linear* weight, const float* x, int64_t x_stride, int64_t rows,
+                              float* y, int64_t y_stride, int32_t epilogue, void* workspace) {
+  crew->run([&](octavo::Team& team) {
+    octavo::linear(team, *weight, x, x_stride, rows, y, y_stride, static_cast<octavo::Epilogue>(epilogue), workspace);
+  });
+}

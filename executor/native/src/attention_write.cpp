@@ -1,0 +1,101 @@
+// New tokens' keys and values go to their slots.
+#include <algorithm>
+#include <cmath>
+
+#include "attention_layout.h"
+#include "vec.h"
+
+namespace octavo {
+
+namespace {
+
+// One token's key and value of one head.
+struct Slot {
+  uint8_t* head;
+  int64_t index;  // in the block
+  int64_t block_size;
+  int64_t head_dim;
+};
+
+void write_float32(const Slot& slot, const HeadLayout& layout, const float* key, const float* value) {
+  float* keys = reinterpret_cast<float*>(slot.head);
+  for (int64_t d = 0; d < slot.head_dim; ++d) keys[d * slot.block_size + slot.index] = key[d];
+  float* values = reinterpret_cast<float*>(slot.head + layout.values);
+  std::copy_n(value, slot.head_dim, values + slot.index * round_up(slot.head_dim, kTile));
+}
+
+void write_bfloat16(const Slot& slot, const HeadLayout& layout, const float* key, const float* value) {
+  uint16_t* keys = reinterpret_cast<uint16_t*>(slot.head) + 2 * slot.index;
+  for (int64_t d = 0; d < slot.head_dim; d += 2) {
+    keys[d * slot.block_size] = float_to_bf16(key[d]);
+    // An odd size ends with a 0, because that entry is multiplied too.
+    keys[d * slot.block_size + 1] = d + 1 < slot.head_dim ? float_to_bf16(key[d + 1]) : 0;
+  }
+  uint16_t* values = reinterpret_cast<uint16_t*>(slot.head + layout.values);
+  values += slot.index / 2 * 2 * round_up(slot.head_dim, kTile) + slot.index % 2;
+  for (int64_t d = 0; d < slot.head_dim; ++d) values[2 * d] = float_to_bf16(value[d]);
+}
+
+// Quantizes n numbers to [-127, 127] and stores them `stride` apart; returns the scale.
+float write_bytes(const float* from, int64_t n, int8_t* to, int64_t stride) {
+  float top = 0;
+  for (int64_t i = 0; i < n; ++i) top = std::max(top, std::fabs(from[i]));
+  const float inverse = top > 0 ? 127.0f / top : 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float scaled = from[i] * inverse;
+    to[i * stride] = static_cast<int8_t>(scaled + (scaled < 0 ? -0.5f : 0.5f));
+  }
+  return top / 127.0f;
+}
+
+void write_int8(const Slot& slot, const HeadLayout& layout, const float* key, const float* value) {
+  int8_t* keys = reinterpret_cast<int8_t*>(slot.head) + slot.index;
+  int8_t* values = reinterpret_cast<int8_t*>(slot.head + layout.values);
+  float* key_scales = reinterpret_cast<float*>(slot.head + layout.key_scales);
+  float* value_scales = reinterpret_cast<float*>(slot.head + layout.value_scales);
+  key_scales[slot.index] = write_bytes(key, slot.head_dim, keys, slot.block_size);
+  const int64_t width = round_up(slot.head_dim, kTile);
+  value_scales[slot.index] = write_bytes(value, slot.head_dim, values + slot.index * width, 1);
+}
+
+}  // namespace
+
+size_t kv_block_bytes(KvKind kind, int32_t block_size, int32_t kv_heads, int32_t head_dim) {
+  return static_cast<size_t>(head_layout(kind, block_size, head_dim).size) * kv_heads;
+}
+
+void write_kv(Team& team, const KvCache& cache, const StepRows& rows, const float* keys, const float* values,
+              int64_t stride) {
+  const HeadLayout layout = head_layout(cache.kind, cache.block_size, cache.head_dim);
+  const auto write_token = [&](uint8_t* block, int64_t index, int64_t token) {
+    for (int64_t head = 0; head < cache.kv_heads; ++head) {
+      const Slot slot{block + head * layout.size, index, cache.block_size, cache.head_dim};
+      const float* key = keys + token * stride + head * cache.head_dim;
+      const float* value = values + token * stride + head * cache.head_dim;
+      if (cache.kind == KvKind::kFloat32) write_float32(slot, layout, key, value);
+      if (cache.kind == KvKind::kBfloat16) write_bfloat16(slot, layout, key, value);
+      if (cache.kind == KvKind::kInt8) write_int8(slot, layout, key, value);
+    }
+  };
+  // Each thread takes its share of the tokens, moved to the next border of blocks: a block has one writer.
+  const int64_t first = rows.num_tokens * team.index() / team.size();
+  const int64_t last = rows.num_tokens * (team.index() + 1) / team.size();
+  int64_t token = 0;
+  for (int64_t row = 0; row < rows.num_rows; ++row) {
+    const int64_t start = rows.contexts[row] - rows.counts[row];
+    for (int64_t position = start; position < rows.contexts[row];) {
+      const int64_t logical = position / cache.block_size;
+      const int64_t end = std::min((logical + 1) * cache.block_size, rows.contexts[row]);
+      if (token >= first && token < last) {
+        uint8_t* block = cache.data + rows.tables[row][logical] * cache.block_stride;
+        for (int64_t i = position; i < end; ++i)
+          write_token(block, i - logical * cache.block_size, token + i - position);
+      }
+      token += end - position;
+      position = end;
+    }
+  }
+  team.barrier();
+}
+
+}  // namespace octavo

@@ -87,10 +87,9 @@ class PrefixLookup:
         parent, likeness = _end_of(self.contents(sequence, num_matched))
         wanted = sequence.token_ids[first : first + limit]
         best: PartialMatch | None = None
-        for block in self._device.cache.siblings(parent, sequence.request.scopes[num_matched].salt):
+        for block in self._device.cache.siblings(parent, sequence.request.scopes[num_matched].salt, step):
             content = block.content
-            if content is None or block.written_step >= step:
-                continue
+            assert content is not None
             length = _common_length(wanted, memoryview(content.tokens).cast("i"))
             if length > (best.num_tokens if best else 0) and content.follows(likeness):
                 best = PartialMatch(block, length)

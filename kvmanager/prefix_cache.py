@@ -58,12 +58,15 @@ class PrefixCache:
             take(block)
         return matched
 
-    def siblings(self, parent: bytes, salt: bytes) -> list[Block]:
-        """The newest few blocks that continue the same prefix in the same scope."""
+    def siblings(self, parent: bytes, salt: bytes, step: int) -> list[Block]:
+        """The newest few blocks that continue the same prefix in the same scope and were written before this step.
+
+        What the step itself writes is passed over, not counted: each of many requests that start together has such.
+        """
         siblings: list[Block] = []
         block = self._newest.get(parent or salt)
         while block is not None and len(siblings) < MAX_SIBLINGS:
-            if block.content is not None and block.content.scope.salt == salt:
+            if block.written_step < step and block.content is not None and block.content.scope.salt == salt:
                 siblings.append(block)
             block = block.older_sibling
         return siblings

@@ -166,6 +166,7 @@ class Request:
         beams: the search that its sequences are the live beams of.
         forked: its sequences exist. Before that only the first does, which prefills the prompt for all.
         num_rows: sequences that it may run at once, which count against the limit of running ones.
+        num_uncached: tokens to compute for it, as far as was known when an executor was chosen.
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission; None before it.
         restarted: its prompt is computed again, so what is found of it now is no hit of the first time.
         num_losses: executors that were lost while it ran, since its last token.
@@ -183,6 +184,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     forked: bool = False
     num_rows: int = 0
+    num_uncached: int = 0
     num_cached_tokens: int | None = None
     prefix_match_end: PrefixMatchEnd | None = None
     restarted: bool = False

@@ -200,8 +200,16 @@ def test_siblings_are_the_newest_few_of_the_same_prefix_and_salt():
     for token in range(12):
         cached_chain(tier, chain([token]))
     cached_chain(tier, chain([50], salt=b"other"))
-    found = tier.cache.siblings(ROOT, b"")
+    found = tier.cache.siblings(ROOT, b"", step=2)
     assert [block.block_id for block in found] == list(range(11, 11 - MAX_SIBLINGS, -1))
+
+
+def test_siblings_that_are_being_written_hide_none_that_are_there():
+    tier = tier_of(20)
+    cached_chain(tier, chain([1]))
+    for token in range(2, 2 + MAX_SIBLINGS):
+        tier.register(tier.pool.allocate(account(tier)), chain([token])[0], 2)
+    assert [block.block_id for block in tier.cache.siblings(ROOT, b"", step=2)] == [0]
 
 
 def test_an_evicted_name_is_remembered_until_it_is_back():

@@ -2,51 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from executor.description import DecoderDescription
-
 
 @dataclass(frozen=True, slots=True)
-class LayerCache:
-    """One layer's keys and values by slot, each [num_blocks * block_size, kv_heads, head_dim].
+class BlockLayout:
+    """How an arena's memory is arranged, which is the business of the attention that reads it.
 
-    Slot s is entry s % block_size of block s // block_size.
+    Attributes:
+        dtype: of its elements.
+        outer: sizes of the dimensions before that of the blocks.
+        inner: sizes of the dimensions after it.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    dtype: torch.dtype
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
 
-
-def bytes_per_block(model: DecoderDescription, block_size: int, dtype: torch.dtype) -> int:
-    """Size of one block: keys and values of all layers for `block_size` tokens."""
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+    @property
+    def bytes_per_block(self) -> int:
+        """Size of one block: keys and values of all layers, and what the layout adds to them."""
+        return math.prod(self.outer) * math.prod(self.inner) * self.dtype.itemsize
 
 
 class BlockArena:
     """All layers' keys and values: `num_blocks` blocks of `block_size` tokens.
 
     The memory is not initialised: what a slot holds before it is first written is arbitrary.
+
+    Args:
+        memory: bytes to lie in, at least `num_blocks * layout.bytes_per_block` of them; new memory where None.
+
+    Attributes:
+        layout: as given.
+        data: [*outer, num_blocks, *inner].
+        blocks: the same memory by block, [num_blocks, *outer, *inner].
     """
 
     def __init__(
-        self, model: DecoderDescription, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: BlockLayout,
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        memory: torch.Tensor | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks and block_size must be at least 1, not {num_blocks} and {block_size}")
+        self.layout = layout
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.bytes_per_block = bytes_per_block(model, block_size, dtype)
-        self.data = torch.empty(
-            (model.num_layers, 2, num_blocks, block_size, model.num_kv_heads, model.head_dim),
-            dtype=dtype,
-            device=device,
-        )
-        slots = self.data.view(model.num_layers, 2, num_blocks * block_size, model.num_kv_heads, model.head_dim)
-        self.layers = [LayerCache(keys=slots[layer, 0], values=slots[layer, 1]) for layer in range(model.num_layers)]
+        self.bytes_per_block = layout.bytes_per_block
+        shape = (*layout.outer, num_blocks, *layout.inner)
+        if memory is None:
+            self.data = torch.empty(shape, dtype=layout.dtype, device=device)
+        else:
+            self.data = memory[: num_blocks * layout.bytes_per_block].view(layout.dtype).view(shape)
+        self.blocks = self.data.movedim(len(layout.outer), 0)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks (source, destination) of all layers, as if one pair after another."""
@@ -55,7 +72,7 @@ class BlockArena:
             return
         # On a CPU one block after the other took a quarter to a half of the time of indexed copies.
         for source, destination in pairs:
-            self.data[:, :, destination].copy_(self.data[:, :, source])
+            self.blocks[destination].copy_(self.blocks[source])
 
     def copy_indexed(self, pairs: Sequence[tuple[int, int]]) -> None:
         """The same in as few calls as possible."""
@@ -63,7 +80,7 @@ class BlockArena:
             source, destination = (
                 torch.tensor(ids, dtype=torch.int64, device=self.data.device) for ids in (sources, destinations)
             )
-            self.data.index_copy_(2, destination, self.data.index_select(2, source))
+            self.blocks.index_copy_(0, destination, self.blocks.index_select(0, source))
 
 
 def _independent_runs(pairs: Iterable[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:

@@ -52,13 +52,13 @@ class DirectMover(BlockMover):
         start = self._timer.mark()
         # One block after the other took about half the time of indexed copies of all of them.
         for block, host_block in pairs:
-            self._host.data[host_block].copy_(self._arena.data[:, :, block])
+            self._host.data[host_block].copy_(self._arena.blocks[block])
         return Span(start, self._timer.mark())
 
     def swap_in(self, pairs: Pairs) -> Span:
         start = self._timer.mark()
         for host_block, block in pairs:
-            self._arena.data[:, :, block].copy_(self._host.data[host_block])
+            self._arena.blocks[block].copy_(self._host.data[host_block])
         return Span(start, self._timer.mark())
 
 
@@ -82,7 +82,7 @@ class StreamMover(BlockMover):
             start = self._timer.mark()
             gathered = self._stream.record_event()
             for chunk in _chunks(_by_host_block(pairs, 1), self._chunk):
-                staged = gather(self._arena.data, [block for block, _ in chunk])
+                staged = gather(self._arena.blocks, [block for block, _ in chunk])
                 gathered = self._stream.record_event()
                 unstage(staged, self._host.data, [host_block for _, host_block in chunk])
             end = self._timer.mark()
@@ -98,22 +98,22 @@ class StreamMover(BlockMover):
             start = self._timer.mark()
             for chunk in _chunks(_by_host_block(pairs, 0), self._chunk):
                 staged = stage(self._host.data, [host_block for host_block, _ in chunk], self._device)
-                scatter(staged, self._arena.data, [block for _, block in chunk])
+                scatter(staged, self._arena.blocks, [block for _, block in chunk])
             end = self._timer.mark()
         computing.wait_stream(self._stream)
         return Span(start, end)
 
 
-def gather(data: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
-    """The arena's blocks, each contiguous, [blocks, layers, 2, block_size, kv_heads, head_dim]."""
-    index = torch.tensor(blocks, dtype=torch.int64, device=data.device)
-    return data.index_select(2, index).permute(2, 0, 1, 3, 4, 5).contiguous()
+def gather(memory: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
+    """Some of `BlockArena.blocks`, each contiguous."""
+    index = torch.tensor(blocks, dtype=torch.int64, device=memory.device)
+    return memory.index_select(0, index).contiguous()
 
 
-def scatter(staged: torch.Tensor, data: torch.Tensor, blocks: Sequence[int]) -> None:
-    """Writes what `gather` gives into the arena's blocks."""
-    index = torch.tensor(blocks, dtype=torch.int64, device=data.device)
-    data.index_copy_(2, index, staged.permute(1, 2, 0, 3, 4, 5))
+def scatter(staged: torch.Tensor, memory: torch.Tensor, blocks: Sequence[int]) -> None:
+    """Writes what `gather` gives into `BlockArena.blocks`."""
+    index = torch.tensor(blocks, dtype=torch.int64, device=memory.device)
+    memory.index_copy_(0, index, staged)
 
 
 def unstage(staged: torch.Tensor, host: torch.Tensor, host_blocks: Sequence[int]) -> None:

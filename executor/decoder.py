@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from executor.arena import LayerCache
-from executor.attention.interface import AttentionPlan
+from executor.attention.interface import AttentionPlan, Cache
 from executor.description import Activation, DecoderDescription, LearnedPositions, Norm, RotaryPositions
 from executor.rotary import RotaryEmbedding, rotate
 
@@ -61,7 +60,7 @@ class Decoder(nn.Module):
         self.load_state_dict(parameters, assign=True)
         self.requires_grad_(False)
 
-    def forward(self, step: DecoderInput, caches: list[LayerCache], attention: AttentionPlan) -> torch.Tensor:
+    def forward(self, step: DecoderInput, caches: Sequence[Cache], attention: AttentionPlan[Cache]) -> torch.Tensor:
         """Writes the tokens' keys and values; returns the logits of the sampled ones, [samples, vocab] in float32."""
         hidden = self._embed(step)
         angles = self.rotary.angles(step.positions, step.prompt_lengths) if self.rotary else None
@@ -110,7 +109,7 @@ class DecoderLayer(nn.Module):
         self.mlp_out = nn.Linear(model.intermediate_size, model.hidden_size, bias=model.mlp_bias)
 
     def forward(
-        self, hidden: torch.Tensor, angles: Angles | None, cache: LayerCache, attention: AttentionPlan
+        self, hidden: torch.Tensor, angles: Angles | None, cache: Cache, attention: AttentionPlan[Cache]
     ) -> torch.Tensor:
         if self.pre_norm:
             hidden = hidden + self._attend(self.attention_norm(hidden), angles, cache, attention)
@@ -120,7 +119,7 @@ class DecoderLayer(nn.Module):
         return normed
 
     def _attend(
-        self, hidden: torch.Tensor, angles: Angles | None, cache: LayerCache, attention: AttentionPlan
+        self, hidden: torch.Tensor, angles: Angles | None, cache: Cache, attention: AttentionPlan[Cache]
     ) -> torch.Tensor:
         heads = self.qkv(hidden).view(len(hidden), -1, self.head_dim)
         queries_and_keys = heads[:, : self.num_heads + self.num_kv_heads]

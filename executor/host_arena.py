@@ -13,18 +13,26 @@ from executor.errors import SettingsError
 class HostArena:
     """As many blocks as are wanted, none included, each as large as a block of the device's arena.
 
-    Each block is contiguous, [layers, 2, block_size, kv_heads, head_dim], so that it moves between host and device as
-    one piece. The memory is not touched before it is first written: on a CPU unused blocks take none. Beside a GPU it
-    is pinned, so that copies run on their own.
+    Each block is contiguous, so that it moves between host and device as one piece. The memory is not touched before it
+    is first written: on a CPU unused blocks take none. Beside a GPU it is pinned, so that copies run on their own.
+
+    Args:
+        memory: bytes to lie in, at least so many; new memory where None.
+
+    Attributes:
+        data: [num_blocks, ...], each block as in the arena's `blocks`.
 
     Raises:
         SettingsError: so much memory can't be pinned.
     """
 
-    def __init__(self, arena: BlockArena, num_blocks: int) -> None:
-        layers, two, _, *block = arena.data.shape
+    def __init__(self, arena: BlockArena, num_blocks: int, memory: torch.Tensor | None = None) -> None:
         self.num_blocks = num_blocks
-        self.data = torch.empty((num_blocks, layers, two, *block), dtype=arena.data.dtype)
+        shape = (num_blocks, *arena.blocks.shape[1:])
+        if memory is None:
+            self.data = torch.empty(shape, dtype=arena.data.dtype)
+        else:
+            self.data = memory[: num_blocks * arena.bytes_per_block].view(arena.data.dtype).view(shape)
         if arena.data.is_cuda and num_blocks:
             self._pin()
 

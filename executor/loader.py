@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from executor.arena import BlockArena, bytes_per_block
+from executor.arena import BlockArena
 from executor.attention import BACKENDS
 from executor.decoder import Decoder
 from executor.description import DecoderDescription
@@ -80,11 +80,12 @@ def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.
     parameters = Parameters(checkpoint.weights, family, family.weight_map(model))
     decoder.load(parameters.read_all(dtype=dtype, device=device))
 
-    block_bytes = bytes_per_block(model, settings.block_size, dtype)
+    attention = BACKENDS[settings.attention_backend]()
+    blocks = attention.block_layout(model, settings.block_size, dtype)
     budget = parse_budget(settings.kv_memory, lambda: free_memory(device))
-    num_blocks = blocks_in(budget, block_bytes, settings.kv_memory)
-    arena = BlockArena(model, num_blocks=num_blocks, block_size=settings.block_size, dtype=dtype, device=device)
-    host = HostArena(arena, _num_host_blocks(settings.host_memory, block_bytes))
+    num_blocks = blocks_in(budget, blocks.bytes_per_block, settings.kv_memory)
+    arena = BlockArena(blocks, num_blocks=num_blocks, block_size=settings.block_size, device=device)
+    host = HostArena(arena, _num_host_blocks(settings.host_memory, arena.bytes_per_block))
 
     info = ExecutorInfo(
         model_name=settings.model_name or settings.model.name.removesuffix(".gguf"),
@@ -93,14 +94,14 @@ def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.
         block_size=settings.block_size,
         num_blocks=num_blocks,
         num_host_blocks=host.num_blocks,
-        bytes_per_block=block_bytes,
+        bytes_per_block=arena.bytes_per_block,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         attention_backend=settings.attention_backend,
         eos_token_ids=model.eos_token_ids,
         incarnation=uuid.uuid4().hex,
     )
-    runner = TorchRunner(decoder, arena, BACKENDS[settings.attention_backend](), device)
+    runner = TorchRunner(decoder, arena, attention, device)
     return Executor(runner, host, info, clock)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from executor.arena import BlockArena
-from executor.attention import AttentionBackend, StepLayout
+from executor.attention import AnyBackend, StepLayout
 from executor.decoder import Decoder, DecoderInput
 from executor.model_runner import ModelRunner, Row
 
@@ -16,10 +16,11 @@ from executor.model_runner import ModelRunner, Row
 class TorchRunner(ModelRunner):
     """A decoder, the arena its keys and values go to, and the attention between them."""
 
-    def __init__(self, decoder: Decoder, arena: BlockArena, attention: AttentionBackend, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, arena: BlockArena, attention: AnyBackend, device: torch.device) -> None:
         self.decoder = decoder
         self.arena = arena
         self.attention = attention
+        self.caches = attention.layer_caches(arena)
         self.device = device
         self.kernels = f"torch, {attention.name} attention"
 
@@ -29,7 +30,7 @@ class TorchRunner(ModelRunner):
         ends = [row.end for row in rows]
         layout = StepLayout(counts, ends, tables, self.arena.block_size)
         plan = self.attention.plan(layout, self.device)
-        logits: torch.Tensor = self.decoder(self._decoder_input(rows, every_token), self.arena.layers, plan)
+        logits: torch.Tensor = self.decoder(self._decoder_input(rows, every_token), self.caches, plan)
         return logits
 
     def _decoder_input(self, rows: Sequence[Row], every_token: bool) -> DecoderInput:

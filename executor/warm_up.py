@@ -40,7 +40,7 @@ def measure_speeds(runner: ModelRunner, host: HostArena, mover: BlockMover, max_
     prefill, longest = _prefill_speed(runner, min(max_tokens, arena.num_blocks * arena.block_size), timer)
     used = max(-(-longest // arena.block_size), swapped, 2 * copied)
     # Blocks that were never written would be read faster than others: the system gives them no memory of their own.
-    arena.data[:, :, :used].zero_()
+    arena.blocks[:used].zero_()
     swaps = [(block, block) for block in range(swapped)]
     speeds = Speeds(
         prefill_tokens_per_s=prefill,
@@ -48,7 +48,7 @@ def measure_speeds(runner: ModelRunner, host: HostArena, mover: BlockMover, max_
         swap_in_blocks_per_s=_copy_speed(mover.swap_in, swaps, timer),
         copy_blocks_per_s=_copy_speed(mover.copy, [(block, copied + block) for block in range(copied)], timer),
     )
-    arena.data[:, :, :used].zero_()
+    arena.blocks[:used].zero_()
     host.data[:swapped].zero_()
     return speeds
 

@@ -1,8 +1,8 @@
 """Attention over block tables."""
 
-from executor.attention.interface import AttentionBackend, AttentionPlan, StepLayout
+from executor.attention.interface import AnyBackend, AttentionBackend, AttentionPlan, StepLayout
 from executor.attention.reference import ReferenceAttention
 
-BACKENDS: dict[str, type[AttentionBackend]] = {ReferenceAttention.name: ReferenceAttention}
+BACKENDS: dict[str, type[AnyBackend]] = {ReferenceAttention.name: ReferenceAttention}
 
-__all__ = ["BACKENDS", "AttentionBackend", "AttentionPlan", "ReferenceAttention", "StepLayout"]
+__all__ = ["BACKENDS", "AnyBackend", "AttentionBackend", "AttentionPlan", "ReferenceAttention", "StepLayout"]

@@ -5,13 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.arena import LayerCache
+from executor.arena import BlockArena, BlockLayout
+from executor.description import DecoderDescription
+
+# One layer's keys and values, as a backend wants to be given them.
+Cache = TypeVar("Cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +35,15 @@ class StepLayout:
     block_size: int
 
 
-class AttentionPlan(ABC):
+class AttentionPlan(ABC, Generic[Cache]):
     """One step's attention; every layer uses the same plan. `write` comes before `attend` in each layer."""
 
     @abstractmethod
-    def write(self, cache: LayerCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, cache: Cache, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores the new tokens' keys and values, [tokens, kv_heads, head_dim], in their slots."""
 
     @abstractmethod
-    def attend(self, cache: LayerCache, queries: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, cache: Cache, queries: torch.Tensor, scale: float) -> torch.Tensor:
         """softmax(scale * queries keys^T) values for each new token over its sequence up to itself.
 
         Query head h reads key/value head h // (heads / kv_heads). Nothing a slot past a sequence's end holds, NaN
@@ -53,11 +57,30 @@ class AttentionPlan(ABC):
         """
 
 
-class AttentionBackend(ABC):
-    """Makes plans. Has no state of its own."""
+class AttentionBackend(ABC, Generic[Cache]):
+    """Says how blocks are laid out, and makes plans. Has no state that a step changes."""
 
     name: ClassVar[str]
 
     @abstractmethod
-    def plan(self, layout: StepLayout, device: torch.device) -> AttentionPlan:
+    def block_layout(self, model: DecoderDescription, block_size: int, dtype: torch.dtype) -> BlockLayout:
+        """How the arena's memory is arranged for this backend.
+
+        Args:
+            block_size: tokens a block.
+            dtype: how keys and values are stored.
+
+        Raises:
+            SettingsError: the backend can't store them so.
+        """
+
+    @abstractmethod
+    def layer_caches(self, arena: BlockArena) -> Sequence[Cache]:
+        """Each layer's keys and values in an arena that is laid out by this backend."""
+
+    @abstractmethod
+    def plan(self, layout: StepLayout, device: torch.device) -> AttentionPlan[Cache]:
         """Everything of a step that doesn't depend on the layer, computed once."""
+
+
+AnyBackend = AttentionBackend[Any]

@@ -10,34 +10,52 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from executor.arena import LayerCache
+from executor.arena import BlockArena, BlockLayout
 from executor.attention.interface import AttentionBackend, AttentionPlan, StepLayout
+from executor.description import DecoderDescription
 
 # Rows are attended together as long as padding at most doubles the work and the copies of their keys stay small.
 _MAX_PADDED_WORK = 2
 _MAX_GATHERED_TOKENS = 1 << 16
 
 
-class ReferenceAttention(AttentionBackend):
+@dataclass(frozen=True, slots=True)
+class SlotCache:
+    """One layer's keys and values by slot, each [num_blocks * block_size, kv_heads, head_dim].
+
+    Slot s is entry s % block_size of block s // block_size.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class ReferenceAttention(AttentionBackend[SlotCache]):
     """Runs on any device and in any dtype; says what the other backends must compute."""
 
     name = "reference"
 
-    def plan(self, layout: StepLayout, device: torch.device) -> AttentionPlan:
+    def block_layout(self, model: DecoderDescription, block_size: int, dtype: torch.dtype) -> BlockLayout:
+        return BlockLayout(dtype, (model.num_layers, 2), (block_size, model.num_kv_heads, model.head_dim))
+
+    def layer_caches(self, arena: BlockArena) -> list[SlotCache]:
+        return [SlotCache(*layer.flatten(1, 2)) for layer in arena.data]
+
+    def plan(self, layout: StepLayout, device: torch.device) -> AttentionPlan[SlotCache]:
         groups = [_Group.of(layout, rows, device) for rows in _grouped(layout)]
         return _ReferencePlan(torch.from_numpy(_written_slots(layout)).to(device), groups)
 
 
-class _ReferencePlan(AttentionPlan):
+class _ReferencePlan(AttentionPlan[SlotCache]):
     def __init__(self, slots: torch.Tensor, groups: list[_Group]) -> None:
         self._slots = slots
         self._groups = groups
 
-    def write(self, cache: LayerCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, cache: SlotCache, keys: torch.Tensor, values: torch.Tensor) -> None:
         cache.keys.index_copy_(0, self._slots, keys)
         cache.values.index_copy_(0, self._slots, values)
 
-    def attend(self, cache: LayerCache, queries: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, cache: SlotCache, queries: torch.Tensor, scale: float) -> torch.Tensor:
         result = torch.empty_like(queries)
         for group in self._groups:
             group.attend(cache, queries, scale, result)
@@ -82,7 +100,7 @@ class _Group:
             real=None if real.all() else torch.from_numpy(np.flatnonzero(real)).to(device),
         )
 
-    def attend(self, cache: LayerCache, queries: torch.Tensor, scale: float, result: torch.Tensor) -> None:
+    def attend(self, cache: SlotCache, queries: torch.Tensor, scale: float, result: torch.Tensor) -> None:
         rows, length = self.slots.shape
         heads, head_dim = queries.shape[1:]
         kv_heads = cache.keys.shape[1]

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from executor.arena import BlockArena, bytes_per_block
+from executor.arena import BlockArena, BlockLayout
+from executor.attention import ReferenceAttention
 from executor.families.llama import describe
 
 _MODEL = describe(
@@ -18,29 +19,52 @@ _MODEL = describe(
 )
 
 
-def _arena(num_blocks=6, block_size=4):
-    return BlockArena(
-        _MODEL, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=torch.device("cpu")
-    )
+_REFERENCE = ReferenceAttention()
+# With the blocks as the first, an inner and the last dimension.
+_LAYOUTS = {
+    "blocks outside": BlockLayout(torch.float32, (), (3, 10)),
+    "blocks inside": _REFERENCE.block_layout(_MODEL, 4, torch.float32),
+    "numbers": BlockLayout(torch.uint8, (5,), ()),
+}
 
 
-def test_bytes_per_block_is_what_a_block_takes():
-    arena = _arena()
-    assert arena.bytes_per_block == arena.data.nbytes // 6
-    assert bytes_per_block(_MODEL, 4, torch.bfloat16) == arena.bytes_per_block // 2
+def _arena(layout=_LAYOUTS["blocks inside"], num_blocks=6, **options):
+    return BlockArena(layout, num_blocks=num_blocks, block_size=4, device=torch.device("cpu"), **options)
+
+
+@pytest.mark.parametrize("layout", _LAYOUTS.values(), ids=_LAYOUTS.keys())
+def test_bytes_per_block_is_what_a_block_takes(layout):
+    arena = _arena(layout)
+    assert arena.bytes_per_block == arena.data.nbytes // 6 == arena.blocks[3].nbytes
+
+
+def test_a_block_holds_keys_and_values_of_all_layers():
+    numbers = 2 * 3 * 4 * 2 * 8
+    assert _REFERENCE.block_layout(_MODEL, 4, torch.float32).bytes_per_block == 4 * numbers
+    assert _REFERENCE.block_layout(_MODEL, 4, torch.bfloat16).bytes_per_block == 2 * numbers
 
 
 def test_slots_and_blocks_are_the_same_memory():
     arena = _arena()
-    arena.layers[1].keys[2 * 4 + 3] = 5
-    arena.layers[2].values[0] = 7
-    assert (arena.data[1, 0, 2, 3] == 5).all()
-    assert (arena.data[2, 1, 0, 0] == 7).all()
+    caches = _REFERENCE.layer_caches(arena)
+    caches[1].keys[2 * 4 + 3] = 5
+    caches[2].values[0] = 7
+    assert (arena.blocks[2, 1, 0, 3] == 5).all()
+    assert (arena.blocks[0, 2, 1, 0] == 7).all()
 
 
-def _numbered():
-    arena = _arena()
-    arena.data[:] = torch.arange(6.0).view(1, 1, 6, 1, 1, 1)
+def test_lies_in_memory_that_is_given():
+    memory = torch.zeros(7 * _arena().bytes_per_block, dtype=torch.uint8)
+    arena = _arena(memory=memory)
+    arena.data.fill_(1)
+    assert arena.data.data_ptr() == memory.data_ptr()
+    assert memory.view(torch.float32).sum() == arena.data.numel()
+
+
+def _numbered(layout):
+    arena = _arena(layout)
+    for number, block in enumerate(arena.blocks):
+        block.fill_(number)
     return arena
 
 
@@ -57,10 +81,12 @@ def _numbered():
     ],
 )
 @pytest.mark.parametrize("copy", [BlockArena.copy_blocks, BlockArena.copy_indexed])
-def test_copies_act_one_after_another_in_all_layers(pairs, expected, copy):
-    arena = _numbered()
+@pytest.mark.parametrize("layout", _LAYOUTS.values(), ids=_LAYOUTS.keys())
+def test_copies_act_one_after_another_in_all_layers(pairs, expected, copy, layout):
+    arena = _numbered(layout)
     copy(arena, pairs)
-    assert (arena.data == torch.tensor(expected, dtype=torch.float32).view(1, 1, 6, 1, 1, 1)).all()
+    for block, number in zip(arena.blocks, expected, strict=True):
+        assert (block == number).all()
 
 
 def test_an_empty_arena_is_refused():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor.arena import LayerCache
 from executor.attention import ReferenceAttention, StepLayout
+from executor.attention.reference import SlotCache
 
 _NUM_SLOTS = 600
 _HEAD_DIM = 8
@@ -33,7 +33,7 @@ def _slot(layout, row, position):
 def _cache(kv_heads):
     """Every slot holds NaN until it is written."""
     empty = torch.full((_NUM_SLOTS, kv_heads, _HEAD_DIM), math.nan, dtype=torch.float64)
-    return LayerCache(empty.clone(), empty.clone())
+    return SlotCache(empty.clone(), empty.clone())
 
 
 def _fill_past(layout, cache):

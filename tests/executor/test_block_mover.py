@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from executor.arena import BlockArena
+from executor.arena import BlockArena, BlockLayout
+from executor.attention import ReferenceAttention
 from executor.block_mover import gather, make_mover, scatter, stage, unstage
 from executor.families.llama import describe
 from executor.host_arena import HostArena
@@ -30,60 +31,80 @@ _DEVICES = [
 ]
 
 
-def _arenas(device="cpu", dtype=torch.float32):
-    arena = BlockArena(_MODEL, num_blocks=40, block_size=4, dtype=dtype, device=torch.device(device))
-    arena.data.copy_(torch.randn(arena.data.shape))
+_LAYOUTS = {
+    "blocks inside": ReferenceAttention().block_layout(_MODEL, 4, torch.bfloat16),
+    "blocks outside": BlockLayout(torch.uint8, (), (3, 128)),
+}
+_each_layout = pytest.mark.parametrize("layout", _LAYOUTS.values(), ids=_LAYOUTS.keys())
+
+
+def _arenas(layout, device="cpu"):
+    arena = BlockArena(layout, num_blocks=40, block_size=4, device=torch.device(device))
     host = HostArena(arena, 30)
-    host.data.copy_(torch.randn(host.data.shape))
+    for data in (arena.data, host.data):
+        data.copy_(torch.randint(0, 256, data.shape))
     return arena, host
 
 
-def test_a_host_block_is_as_large_as_a_device_block():
-    arena, host = _arenas(dtype=torch.bfloat16)
+@_each_layout
+def test_a_host_block_is_as_large_as_a_device_block(layout):
+    arena, host = _arenas(layout)
     assert host.data[0].nbytes == arena.bytes_per_block
     assert HostArena(arena, 0).num_blocks == 0
 
 
+def test_the_host_arena_lies_in_memory_that_is_given():
+    arena, _ = _arenas(_LAYOUTS["blocks inside"])
+    memory = torch.zeros(3 * arena.bytes_per_block + 64, dtype=torch.uint8)
+    host = HostArena(arena, 3, memory)
+    host.data.fill_(1)
+    assert host.data.data_ptr() == memory.data_ptr()
+    assert not memory[3 * arena.bytes_per_block :].any()
+
+
+@_each_layout
 @pytest.mark.parametrize("device", _DEVICES)
-def test_there_and_back(device):
-    arena, host = _arenas(device)
+def test_there_and_back(layout, device):
+    arena, host = _arenas(layout, device)
     mover = make_mover(arena, host, Timer(torch.device(device), lambda: 0.0))
     rng = random.Random(0)
     blocks, host_blocks, others = rng.sample(range(40), 20), rng.sample(range(30), 20), rng.sample(range(40), 20)
-    before, on_host = arena.data.clone(), host.data.clone()
+    before, on_host = arena.blocks.clone(), host.data.clone()
     mover.swap_out(list(zip(blocks, host_blocks, strict=True)))
     arena.data.zero_()
     mover.swap_in(list(zip(host_blocks, others, strict=True)))
     for block, host_block, other in zip(blocks, host_blocks, others, strict=True):
-        assert torch.equal(arena.data[:, :, other], before[:, :, block])
-        assert torch.equal(host.data[host_block], before[:, :, block].cpu())
+        assert torch.equal(arena.blocks[other], before[block])
+        assert torch.equal(host.data[host_block], before[block].cpu())
     for other in set(range(40)) - set(others):
-        assert not arena.data[:, :, other].any()
+        assert not arena.blocks[other].any()
     for host_block in set(range(30)) - set(host_blocks):
         assert torch.equal(host.data[host_block], on_host[host_block])
 
 
+@_each_layout
 @pytest.mark.parametrize("device", _DEVICES)
-def test_one_host_block_may_come_in_twice(device):
-    arena, host = _arenas(device)
+def test_one_host_block_may_come_in_twice(layout, device):
+    arena, host = _arenas(layout, device)
     make_mover(arena, host, Timer(torch.device(device), lambda: 0.0)).swap_in([(3, 9), (4, 8), (3, 7)])
     for host_block, block in ((3, 9), (4, 8), (3, 7)):
-        assert torch.equal(arena.data[:, :, block].cpu(), host.data[host_block])
+        assert torch.equal(arena.blocks[block].cpu(), host.data[host_block])
 
 
+@_each_layout
 @pytest.mark.parametrize("host_blocks", [[5], [3, 4, 5, 6], [9, 2, 3, 8, 10, 4]])
-def test_what_goes_through_staging_memory_is_what_goes_directly(host_blocks):
+def test_what_goes_through_staging_memory_is_what_goes_directly(layout, host_blocks):
     """The two ways that a GPU's blocks take, here on the CPU."""
-    arena, host = _arenas()
-    before, on_host = arena.data.clone(), host.data.clone()
+    arena, host = _arenas(layout)
+    before, on_host = arena.blocks.clone(), host.data.clone()
     blocks = random.Random(1).sample(range(40), len(host_blocks))
-    unstage(gather(arena.data, blocks), host.data, host_blocks)
+    unstage(gather(arena.blocks, blocks), host.data, host_blocks)
     for block, host_block in zip(blocks, host_blocks, strict=True):
-        on_host[host_block] = before[:, :, block]
+        on_host[host_block] = before[block]
     assert torch.equal(host.data, on_host)
 
     arena.data.zero_()
-    scatter(stage(host.data, host_blocks, _CPU), arena.data, blocks)
+    scatter(stage(host.data, host_blocks, _CPU), arena.blocks, blocks)
     expected = torch.zeros_like(before)
-    expected[:, :, blocks] = before[:, :, blocks]
-    assert torch.equal(arena.data, expected)
+    expected[blocks] = before[blocks]
+    assert torch.equal(arena.blocks, expected)

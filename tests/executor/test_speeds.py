@@ -113,7 +113,7 @@ def test_measuring_leaves_nothing_behind(llama):
     """The blocks that it used are empty, and there is no sequence."""
     executor = _load(llama[0], _Clock(1e-6))
     assert not executor._sequences
-    assert not executor._runner.arena.data[:, :, :8].any()
+    assert not executor._runner.arena.blocks[:8].any()
     assert executor.epoch == 0
 
 

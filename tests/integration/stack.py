@@ -98,8 +98,8 @@ class Stack:
     def attach(self, index: int) -> None:
         """An executor joins, or comes back with nothing in its memory."""
         executor = self._model.executor(self._block_size, index)
-        executor._runner.arena.data.fill_(torch.nan)
-        executor._mover._host.data.fill_(torch.nan)
+        executor._runner.arena.data.view(torch.uint8).fill_(0xFF)
+        executor._mover._host.data.view(torch.uint8).fill_(0xFF)
         epoch = executor.epoch + 1
         message = executor_pb2.DescribeResponse.FromString(
             encode_description(executor.info, epoch, executor.speeds).SerializeToString()

@@ -9,11 +9,10 @@ import torch
 
 from executor.batch_check import Limits, check_batch
 from executor.block_mover import make_mover
-from executor.candidates import most_likely
-from executor.draw import Draw
 from executor.host_arena import HostArena
 from executor.model_runner import ModelRunner, Row
-from executor.sampler import Sampled, sample
+from executor.sampler import Sampled
+from executor.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
 from executor.speeds import SpeedMeter, is_prefill
 from executor.step import BatchRefused, Candidates, Speeds, StepBatch, StepResult
@@ -52,11 +51,20 @@ class Executor:
 
     Args:
         clock: seconds, from any start.
+        sampler: chooses the tokens; with torch where None.
     """
 
-    def __init__(self, runner: ModelRunner, host: HostArena, info: ExecutorInfo, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        host: HostArena,
+        info: ExecutorInfo,
+        clock: Callable[[], float],
+        sampler: Sampler | None = None,
+    ) -> None:
         self.info = info
         self._runner = runner
+        self._sampler: Sampler = sampler or TorchSampler()
         self._timer = Timer(runner.device, clock)
         self._mover = make_mover(runner.arena, host, self._timer)
         measured = measure_speeds(runner, host, self._mover, info.max_model_len, self._timer)
@@ -161,24 +169,40 @@ class Executor:
 
     def _next_tokens(self, batch: StepBatch, logits: torch.Tensor, ending: list[SequenceState]) -> StepResult:
         """Row i of the logits gives the next token, or the candidates for it, of sequence i in `ending`."""
-        drawn = [
+        reporting = [row for row, sequence in enumerate(ending) if sequence.num_candidates]
+        rows: Sequence[int] = range(len(ending))
+        drawing = ending
+        if reporting or batch.forks:
+            rows, drawing = self._drawing(batch, ending)
+        sampled = self._sampler.sample(logits, rows, drawing) if drawing else Sampled([], [], [])
+        for sequence, token in zip(drawing, sampled.token_ids, strict=True):
+            sequence.token_ids.append(token)
+        return StepResult(
+            batch.epoch,
+            batch.step,
+            sequence_ids=[sequence.sequence_id for sequence in drawing],
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            scores=sampled.scores,
+            candidates=self._candidates(logits, reporting, [ending[row] for row in reporting]) if reporting else [],
+        )
+
+    def _drawing(self, batch: StepBatch, ending: list[SequenceState]) -> tuple[list[int], list[SequenceState]]:
+        """Sequences that sample, children right after their parents, and whose row of the logits they sample from."""
+        drawing = [
             (row, member)
             for row, sequence in enumerate(ending)
             if not sequence.num_candidates
             for member in self._family(sequence, batch.forks.get(sequence.sequence_id, ()))
         ]
-        sampled = sample(logits, [_draw(row, member) for row, member in drawn]) if drawn else Sampled([], [], [])
-        for (_, sequence), token in zip(drawn, sampled.token_ids, strict=True):
-            sequence.token_ids.append(token)
-        return StepResult(
-            batch.epoch,
-            batch.step,
-            sequence_ids=[sequence.sequence_id for _, sequence in drawn],
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            scores=sampled.scores,
-            candidates=_candidates(logits, ending),
-        )
+        return [row for row, _ in drawing], [sequence for _, sequence in drawing]
+
+    def _candidates(self, logits: torch.Tensor, rows: list[int], sequences: list[SequenceState]) -> list[Candidates]:
+        likely = self._sampler.candidates(logits, rows, sequences)
+        return [
+            Candidates(sequence.sequence_id, tokens, logprobs)
+            for sequence, (tokens, logprobs) in zip(sequences, likely, strict=True)
+        ]
 
     def _family(self, parent: SequenceState, child_ids: Sequence[int]) -> list[SequenceState]:
         """A sequence, and its children as copies of it."""
@@ -186,26 +210,3 @@ class Executor:
         for child in children:
             self._sequences[child.sequence_id] = child
         return [parent, *children]
-
-
-def _candidates(logits: torch.Tensor, ending: list[SequenceState]) -> list[Candidates]:
-    reporting = [(row, sequence) for row, sequence in enumerate(ending) if sequence.num_candidates]
-    if not reporting:
-        return []
-    draws = [_draw(row, sequence) for row, sequence in reporting]
-    likely = most_likely(logits, draws, [sequence.num_candidates for _, sequence in reporting])
-    return [
-        Candidates(sequence.sequence_id, tokens, logprobs)
-        for (_, sequence), (tokens, logprobs) in zip(reporting, likely, strict=True)
-    ]
-
-
-def _draw(row: int, sequence: SequenceState) -> Draw:
-    return Draw(
-        row,
-        sequence.sampling,
-        sequence.sample_index,
-        sequence.num_output_tokens,
-        sequence.token_ids,
-        sequence.ranked,
-    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from executor.step import NewSequence, SamplingParams
 
@@ -19,6 +20,7 @@ class SequenceState:
         block_table: block id of each logical block.
         num_candidates: above 0, its rows report so many most likely next tokens and sample nothing.
         ranked: the log probability of each token it samples is reported.
+        packed_sampling: what a sampler has made of the three before, once for the sequence and its copies.
     """
 
     sequence_id: int
@@ -26,10 +28,11 @@ class SequenceState:
     prompt_length: int
     num_computed: int
     block_table: array[int]
-    sampling: SamplingParams
     sample_index: int
+    sampling: SamplingParams
     num_candidates: int = 0
     ranked: bool = False
+    packed_sampling: Any = field(default=None, repr=False, compare=False)
 
     @classmethod
     def start(cls, new: NewSequence) -> SequenceState:
@@ -61,6 +64,7 @@ class SequenceState:
             sample_index=sample_index,
             num_candidates=self.num_candidates,
             ranked=self.ranked,
+            packed_sampling=self.packed_sampling,
         )
 
     def edit_table(self, index: int, block: int) -> None:

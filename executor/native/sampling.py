@@ -1,0 +1,254 @@
+"""Chooses tokens with the CPU's own kernels, by the definitions of `executor.sampler` and `executor.candidates`."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor.native.library import Crew, Library
+from executor.random_stream import uniform
+from executor.sampler import Sampled
+from executor.sequences import SequenceState
+from executor.step import Penalties, SamplingParams, TokenLogprobs
+
+_TOKEN, _TOKEN_AND_LOGPROB, _CANDIDATES = range(3)
+
+# A `Draw` of sampling.h.
+_DRAW = np.dtype(
+    [
+        ("params", np.uint64),
+        ("row", np.int64),
+        ("purpose", np.int64),
+        ("num_top", np.int64),
+        ("uniform", np.float64),
+        ("tokens", np.uint64),
+        ("num_tokens", np.int64),
+        ("num_output_tokens", np.int64),
+    ]
+)
+_RECORD = struct.Struct("=QqqqdQqq")
+_FIRST_DRAWS = 64
+
+
+class NativeSampler:
+    """The sampler of an executor on a CPU (`executor.samplers.Sampler`). Not thread-safe, as its crew is not.
+
+    Args:
+        crew: threads; used where there is enough for them to do.
+        vocab_size: of the logits.
+    """
+
+    def __init__(self, library: Library, crew: Crew, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._crew = crew
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        self._choose = library.function(
+            "octavo_choose", None, pointer, pointer, count, count, pointer, count, pointer, pointer
+        )
+        workspace_bytes = library.function("octavo_sampling_workspace_bytes", count, count)
+        self._workspace = _aligned_zeros(crew.threads * workspace_bytes(vocab_size))
+        self._draws = _Draws(_FIRST_DRAWS)
+        self._choices = _Choices(_FIRST_DRAWS, width=0)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+        packed = self._run(logits, rows, sequences)
+        choices = self._choices
+        tokens: list[int] = choices.tokens[: len(packed)].tolist()
+        if not any(each.reports for each in packed):
+            return Sampled(tokens, [], [])
+        logprobs: list[float] = choices.logprobs[: len(packed)].tolist()
+        reports: list[TokenLogprobs | None] = []
+        scores: list[float] = []
+        if any(each.shows_logprobs for each in packed):
+            reports = [
+                TokenLogprobs(logprobs[i], *choices.top(i, each.num_top)) if each.shows_logprobs else None
+                for i, each in enumerate(packed)
+            ]
+        if any(sequence.ranked for sequence in sequences):
+            scores = [logprobs[i] if sequence.ranked else 0.0 for i, sequence in enumerate(sequences)]
+        return Sampled(tokens, reports, scores)
+
+    def candidates(
+        self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
+    ) -> list[tuple[list[int], list[float]]]:
+        packed = self._run(logits, rows, sequences)
+        return [self._choices.top(i, each.num_top) for i, each in enumerate(packed)]
+
+    def _run(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> list[_Packed]:
+        if logits.dtype is not torch.float32 or logits.device.type != "cpu" or logits.stride(1) != 1:
+            raise ValueError("logits must be rows of float32 in the memory of the CPU")
+        if logits.shape[1] != self._vocab_size:
+            raise ValueError(f"logits of {logits.shape[1]} tokens for a vocabulary of {self._vocab_size}")
+        packed = [sequence.packed_sampling or self._pack(sequence) for sequence in sequences]
+        if len(packed) > self._draws.capacity:
+            self._draws = _Draws(2 * len(packed))
+        self._draws.fill(packed, rows, sequences)
+        self._choices = self._choices.fitting(len(packed), max([each.num_top for each in packed], default=0))
+        self._choose(
+            self._crew.handle,
+            logits.data_ptr(),
+            logits.stride(0),
+            self._vocab_size,
+            self._draws.address,
+            len(packed),
+            self._workspace.ctypes.data,
+            self._choices.address,
+        )
+        return packed
+
+    def _pack(self, sequence: SequenceState) -> _Packed:
+        packed = _Packed(sequence, self._vocab_size)
+        sequence.packed_sampling = packed
+        return packed
+
+
+class _Params(ctypes.Structure):
+    """`SamplingParams` of sampling.h."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_double),
+        ("top_p", ctypes.c_double),
+        ("top_k", ctypes.c_int64),
+        ("min_p", ctypes.c_double),
+        ("presence", ctypes.c_double),
+        ("frequency", ctypes.c_double),
+        ("repetition", ctypes.c_double),
+        ("num_biases", ctypes.c_int64),
+        ("bias_tokens", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("min_tokens", ctypes.c_int64),
+        ("num_stop_tokens", ctypes.c_int64),
+        ("stop_tokens", ctypes.c_void_p),
+    )
+
+
+class _Packed:
+    """What stays the same for all draws of a sequence and of its copies.
+
+    Attributes:
+        record: of the draw, but for what changes.
+        num_top: how many of the most likely tokens are reported.
+        reports: the chosen token's log probability is wanted.
+        is_random: a draw takes a number from the sequence's stream.
+        counts_tokens: a draw depends on the tokens so far or on their number.
+    """
+
+    __slots__ = ("_kept", "counts_tokens", "is_random", "num_top", "record", "reports", "shows_logprobs")
+
+    def __init__(self, sequence: SequenceState, vocab_size: int) -> None:
+        sampling = sequence.sampling
+        self.shows_logprobs = sampling.logprobs is not None and not sequence.num_candidates
+        self.reports = self.shows_logprobs or sequence.ranked
+        self.num_top = min(sequence.num_candidates or sampling.logprobs or 0, vocab_size)
+        self.is_random = sampling.temperature > 0 and not sequence.num_candidates
+        self.counts_tokens = sampling.penalties is not None or sampling.min_tokens > 0
+        purpose = _CANDIDATES if sequence.num_candidates else _TOKEN_AND_LOGPROB if self.reports else _TOKEN
+        params, *arrays = _params(sampling)
+        # The record has their addresses.
+        self._kept = (params, arrays)
+        self.record = _RECORD.pack(ctypes.addressof(params), 0, purpose, self.num_top, 0.0, 0, 0, 0)
+
+
+def _params(sampling: SamplingParams) -> tuple[_Params, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """The structure, and the arrays that it points to."""
+    penalties = sampling.penalties or Penalties()
+    bias_tokens = np.array(list(penalties.logit_bias.keys()), np.int64)
+    biases = np.array(list(penalties.logit_bias.values()), np.float32)
+    stop_tokens = np.array(sampling.stop_token_ids, np.int64)
+    params = _Params(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence=penalties.presence,
+        frequency=penalties.frequency,
+        repetition=penalties.repetition,
+        num_biases=len(biases),
+        bias_tokens=bias_tokens.ctypes.data,
+        biases=biases.ctypes.data,
+        min_tokens=sampling.min_tokens,
+        num_stop_tokens=len(stop_tokens),
+        stop_tokens=stop_tokens.ctypes.data,
+    )
+    return params, bias_tokens, biases, stop_tokens
+
+
+class _Draws:
+    """Memory for the records of a step's draws."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._records = np.zeros(capacity, _DRAW)
+        self._bytes = self._records.view(np.uint8).data
+        self._rows = self._records["row"]
+        self.address: int = self._records.ctypes.data
+
+    def fill(self, packed: Sequence[_Packed], rows: Sequence[int], sequences: Sequence[SequenceState]) -> None:
+        records = b"".join([each.record for each in packed])
+        self._bytes[: len(records)] = records
+        self._rows[: len(packed)] = rows
+        for i, each in enumerate(packed):
+            if each.is_random or each.counts_tokens:
+                self._fill_changing(i, each, sequences[i])
+
+    def _fill_changing(self, i: int, packed: _Packed, sequence: SequenceState) -> None:
+        num_output_tokens, record = sequence.num_output_tokens, self._records[i]
+        if packed.is_random:
+            record["uniform"] = uniform(sequence.sampling.seed, sequence.sample_index, num_output_tokens)
+        if packed.counts_tokens:
+            record["tokens"], record["num_tokens"] = sequence.token_ids.buffer_info()
+            record["num_output_tokens"] = num_output_tokens
+
+
+class _ChoicesStruct(ctypes.Structure):
+    """`Choices` of sampling.h."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_void_p),
+        ("logprobs", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+        ("top_tokens", ctypes.c_void_p),
+        ("top_logprobs", ctypes.c_void_p),
+    )
+
+
+class _Choices:
+    """Memory for what comes out of a step."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self._width = width
+        self.tokens = np.zeros(capacity, np.int64)
+        self.logprobs = np.zeros(capacity, np.float32)
+        self._top_tokens = np.zeros((capacity, width), np.int64)
+        self._top_logprobs = np.zeros((capacity, width), np.float32)
+        self._struct = _ChoicesStruct(
+            tokens=self.tokens.ctypes.data,
+            logprobs=self.logprobs.ctypes.data,
+            width=width,
+            top_tokens=self._top_tokens.ctypes.data,
+            top_logprobs=self._top_logprobs.ctypes.data,
+        )
+        self.address = ctypes.addressof(self._struct)
+
+    def fitting(self, num_draws: int, width: int) -> _Choices:
+        """This, or a larger one."""
+        capacity = len(self.tokens)
+        if num_draws <= capacity and width <= self._width:
+            return self
+        return _Choices(capacity if num_draws <= capacity else 2 * num_draws, max(width, self._width))
+
+    def top(self, draw: int, count: int) -> tuple[list[int], list[float]]:
+        return self._top_tokens[draw, :count].tolist(), self._top_logprobs[draw, :count].tolist()
+
+
+def _aligned_zeros(size: int, alignment: int = 64) -> npt.NDArray[np.uint8]:
+    # Written, not only taken: the system gives memory when it is touched first, which no step should wait for.
+    memory = np.full(size + alignment, 0, np.uint8)
+    begin = -memory.ctypes.data % alignment
+    return memory[begin : begin + size]

@@ -1,0 +1,57 @@
+"""What chooses the tokens of a step: with torch, or, where the kernels were built, with `executor.native.sampling`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from executor.candidates import most_likely
+from executor.draw import Draw
+from executor.sampler import Sampled, sample
+from executor.sequences import SequenceState
+
+
+class Sampler(Protocol):
+    """Tokens, or candidates for them, from logits."""
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+        """Chooses the next token of each sequence as `executor.sampler.sample` defines.
+
+        Args:
+            logits: [rows, vocab] in float32.
+            rows: which row is whose; several sequences may share one.
+        """
+
+    def candidates(
+        self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
+    ) -> list[tuple[list[int], list[float]]]:
+        """The most likely next tokens of each sequence as `executor.candidates.most_likely` defines."""
+
+
+class TorchSampler:
+    """Runs on any device."""
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+        return sample(logits, _draws(rows, sequences))
+
+    def candidates(
+        self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
+    ) -> list[tuple[list[int], list[float]]]:
+        counts = [sequence.num_candidates for sequence in sequences]
+        return most_likely(logits, _draws(rows, sequences), counts)
+
+
+def _draws(rows: Sequence[int], sequences: Sequence[SequenceState]) -> list[Draw]:
+    return [
+        Draw(
+            row,
+            sequence.sampling,
+            sequence.sample_index,
+            sequence.num_output_tokens,
+            sequence.token_ids,
+            sequence.ranked,
+        )
+        for row, sequence in zip(rows, sequences, strict=True)
+    ]

@@ -6,8 +6,6 @@
 
 namespace octavo {
 
-inline bool is_gate(Epilogue epilogue) { return epilogue >= Epilogue::kGateSilu && epilogue <= Epilogue::kGateRelu; }
-
 // Products of `rows` rows with neighbouring panels, [rows][panels * kPanel], of which `outputs` of each row are of the
 // matrix and the others of its padding. `first` is the first's number among the matrix's outputs. Adds the bias,
 // applies the epilogue and stores in y, whose row 0 is the first row of the products. With a gate, panels are whole

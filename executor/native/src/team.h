@@ -25,6 +25,11 @@ class Team {
   template <typename F>
   void parallel(int64_t n, F&& f);
 
+  // The same with f(i, next), where `next` is what this thread's next call will get, or n or more if there is none: for
+  // what can be fetched from memory while i is computed.
+  template <typename F>
+  void parallel_ahead(int64_t n, F&& f);
+
   // Returns once every thread has called it.
   void barrier();
 
@@ -76,6 +81,16 @@ template <typename F>
 void Team::parallel(int64_t n, F&& f) {
   // The last one to arrive at the barrier sets `next_` back to 0.
   for (int64_t i; (i = crew_.next_.fetch_add(1, std::memory_order_relaxed)) < n;) f(i);
+  crew_.barrier();
+}
+
+template <typename F>
+void Team::parallel_ahead(int64_t n, F&& f) {
+  const auto claim = [this] { return crew_.next_.fetch_add(1, std::memory_order_relaxed); };
+  for (int64_t i = claim(), next; i < n; i = next) {
+    next = claim();
+    f(i, next);
+  }
   crew_.barrier();
 }
 

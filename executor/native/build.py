@@ -29,7 +29,7 @@ LEVELS: dict[str, dict[str, list[str]]] = {
     },
     "aarch64": {"plain": []},
 }
-_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"]
+_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-Wl,-z,defs", "-pthread", "-fvisibility=hidden", "-fno-math-errno"]
 _FLAGS += ["-fno-trapping-math", "-ffp-contract=fast", "-mprefer-vector-width=512", "-Wall", "-Wextra", "-Wno-psabi"]
 NO_COMPILER_EXIT_CODE = 3
 _COMPILERS = ("g++", "clang++", "c++")

@@ -1,0 +1,81 @@
+"""How the decoder's parameters are stored for the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor.description import DecoderDescription
+from executor.native.library import Library
+from executor.native.linear import PANEL, PackedLinear, WeightKind, interleave, pack
+from executor.weights import Parameters
+
+# One parameter as the kernels read it, in bytes.
+Buffers = Mapping[str, npt.NDArray[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlan:
+    """How one matrix is stored.
+
+    Attributes:
+        outputs, inputs: of the packed matrix, padding included.
+        gated: its rows are a gate's, then as many of what is gated; they are packed in turns.
+    """
+
+    kind: WeightKind
+    outputs: int
+    inputs: int
+    gated: bool = False
+
+
+def plan_matrices(model: DecoderDescription, kind: WeightKind) -> dict[str, MatrixPlan]:
+    """All matrices that the kernels multiply with, by parameter."""
+    hidden, inner = model.hidden_size, padded_inner_size(model)
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    plans = {"embedding.weight": MatrixPlan(kind, model.vocab_size, model.embedding_size)}
+    if model.projects_embeddings:
+        plans["project_in.weight"] = MatrixPlan(kind, hidden, model.embedding_size)
+        plans["project_out.weight"] = MatrixPlan(kind, model.embedding_size, hidden)
+    for layer in (f"layers.{index}" for index in range(model.num_layers)):
+        mlp_outputs = 2 * inner if model.gated_mlp else inner
+        plans[f"{layer}.qkv.weight"] = MatrixPlan(kind, queries + 2 * keys, hidden)
+        plans[f"{layer}.attention_out.weight"] = MatrixPlan(kind, hidden, queries)
+        plans[f"{layer}.mlp_in.weight"] = MatrixPlan(kind, mlp_outputs, hidden, gated=model.gated_mlp)
+        plans[f"{layer}.mlp_out.weight"] = MatrixPlan(kind, hidden, inner)
+    if not model.tied_embeddings:
+        plans["head.weight"] = MatrixPlan(kind, model.vocab_size, model.embedding_size)
+    return plans
+
+
+def padded_inner_size(model: DecoderDescription) -> int:
+    """Width of what lies between the MLP's matrices: with a gate it is made of whole panels."""
+    return -(-model.intermediate_size // PANEL) * PANEL if model.gated_mlp else model.intermediate_size
+
+
+def pack_parameter(
+    library: Library, parameters: Parameters, name: str, plans: Mapping[str, MatrixPlan]
+) -> npt.NDArray[np.uint8]:
+    """One parameter as the kernels read it: matrices packed, everything else as floats."""
+    values = parameters.read(name, dtype=torch.float32, device=torch.device("cpu")).numpy()
+    plan = plans.get(name)
+    if plan is None:
+        owner = plans.get(f"{name.removesuffix('.bias')}.weight")
+        return _bytes(_in_turns(values) if owner is not None and owner.gated else values)
+    matrix = _in_turns(values) if plan.gated else values
+    padding = plan.inputs - matrix.shape[1]
+    packed: PackedLinear = pack(library, plan.kind, np.pad(matrix, [(0, 0), (0, padding)]) if padding else matrix)
+    return packed.packed
+
+
+def _in_turns(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    gate, gated = np.split(values, 2)
+    return interleave(gate, gated)
+
+
+def _bytes(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)

@@ -9,21 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 import services
 
 # How long a child whose parent was killed may take to stop by itself.
 _ORPHAN_SECONDS = 5.0
 _LONGEST_LINE_BYTES = 1 << 20
-
-_CHANNEL_OPTIONS = [
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
 
 
 class DiedEarlyError(Exception):
@@ -103,14 +93,17 @@ class ChildProcess:
         Raises:
             DiedEarlyError: It died before.
         """
-        serving = asyncio.create_task(_serving(self.address))
+        # gRPC takes a while to load: here the process has begun to load its own things meanwhile.
+        from services.readiness import serving
+
+        answering = asyncio.create_task(serving(self.address))
         gone = asyncio.create_task(self.exited())
         try:
-            await asyncio.wait((serving, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 raise DiedEarlyError(self)
         finally:
-            serving.cancel()
+            answering.cancel()
             gone.cancel()
 
     async def exited(self) -> None:
@@ -181,20 +174,3 @@ def _environment(name: str) -> dict[str, str]:
         # OpenMP must not spin: with other processes on the same cores it costs up to 30 times.
         environment |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
     return environment
-
-
-async def _serving(address: str) -> None:
-    """Returns when the server at an address says that it serves."""
-    host, _, port = address.rpartition(":")
-    reachable = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    async with grpc.aio.insecure_channel(f"{reachable}:{port}", options=_CHANNEL_OPTIONS) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        while True:
-            try:
-                answer = await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=5.0)
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-            except grpc.aio.AioRpcError:
-                # Not there yet.
-                pass
-            await asyncio.sleep(0.05)

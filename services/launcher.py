@@ -239,7 +239,8 @@ class Stack:
             name: ChildProcess(name, self._command(name, self.addresses), address, self._log)
             for name, address in self.addresses.by_name().items()
         }
-        await asyncio.gather(*(child.start() for child in self._children.values()))
+        # The executor takes longest: it is first to get a core.
+        await asyncio.gather(*(child.start() for child in reversed(self._children.values())))
         await _first_failure([asyncio.create_task(self._until_ready(child)) for child in self._children.values()])
         self._watchers = [asyncio.create_task(self._keep_running(child)) for child in self._children.values()]
 

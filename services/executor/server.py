@@ -6,19 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from executor.errors import CheckpointError, SettingsError, UnsupportedModel
 from executor.executor import Executor
 from executor.loader import ExecutorSettings, load_executor
 from executor.step import BatchRefused
-from octavo.v1 import executor_pb2, executor_pb2_grpc
+from octavo.v1 import executor_pb2
 from services.config import ConfigError, ExecutorConfig
 from services.executor.codec import decode_batch, encode_description, encode_result
+from services.executor.step_thread import Outcome, StepThread
 from services.process import run_service
 from services.rpc.server import Context, RpcServer
 from services.telemetry.tracing import SpanRecord, Tracing, make_tracing
@@ -27,11 +29,11 @@ log = logging.getLogger(__name__)
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 
-Steps: TypeAlias = "asyncio.Queue[asyncio.Future[executor_pb2.StepResult] | None]"
 
+class ExecutorServicer:
+    """Describes the executor, and hands it steps.
 
-class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
-    """Steps run one after the other on a thread of their own: the next starts the moment the one before is done.
+    Messages of `Execute` stay bytes here: see `StepThread`.
 
     Args:
         on_call: told of each stream of steps as it starts.
@@ -41,47 +43,63 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._executor = executor
         self._tracing = tracing
         self._on_call = on_call
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
+        self._thread = StepThread(self._step)
         self._draining = asyncio.Event()
 
-    async def Describe(self, request: executor_pb2.DescribeRequest, context: Context) -> executor_pb2.DescribeResponse:
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The service as grpc wants it."""
+        describe = grpc.unary_unary_rpc_method_handler(
+            self.describe,
+            request_deserializer=executor_pb2.DescribeRequest.FromString,
+            response_serializer=executor_pb2.DescribeResponse.SerializeToString,
+        )
+        execute = grpc.stream_stream_rpc_method_handler(self.execute)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Describe": describe, "Execute": execute})
+
+    async def describe(self, request: executor_pb2.DescribeRequest, context: Context) -> executor_pb2.DescribeResponse:
         return encode_description(self._executor.info, self._executor.epoch, self._executor.speeds)
 
-    async def Execute(
-        self, request_iterator: AsyncIterator[executor_pb2.ExecuteRequest], context: Context
-    ) -> AsyncIterator[executor_pb2.ExecuteResponse]:
+    async def execute(self, requests: AsyncIterator[bytes], context: Context) -> None:
         self._on_call(context)
-        steps: Steps = asyncio.Queue()
-        reader = asyncio.ensure_future(self._read(request_iterator, steps))
-        drain = asyncio.ensure_future(self._stop_when_draining(reader, steps))
+        outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+        reader = asyncio.ensure_future(self._read(requests, outcomes))
+        drain = asyncio.ensure_future(self._stop_when_draining(reader))
         try:
-            while (step := await steps.get()) is not None:
-                yield executor_pb2.ExecuteResponse(result=await step)
+            while (outcome := await outcomes.get()) is not None:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                await context.write(outcome)
             if self._draining.is_set():
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the executor is shutting down")
-        except (BatchRefused, ValueError) as error:
+        except (BatchRefused, ValueError, DecodeError) as error:
             log.warning("batch refused", extra={"reason": str(error)})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
             reader.cancel()
             drain.cancel()
 
-    async def _read(self, requests: AsyncIterator[executor_pb2.ExecuteRequest], steps: Steps) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], outcomes: asyncio.Queue[Outcome]) -> None:
         """Puts each batch in line as it arrives, so that the thread never waits for the event loop."""
         loop = asyncio.get_running_loop()
+
+        def deliver(outcome: Outcome) -> None:
+            with suppress(RuntimeError):  # the loop is closed, at the end of the process
+                loop.call_soon_threadsafe(outcomes.put_nowait, outcome)
+
         try:
             async for request in requests:
-                steps.put_nowait(loop.run_in_executor(self._thread, self._step, request.batch))
+                self._thread.submit(request, deliver)
         finally:
-            steps.put_nowait(None)
+            self._thread.end_stream(deliver)
 
-    async def _stop_when_draining(self, reader: asyncio.Future[None], steps: Steps) -> None:
+    async def _stop_when_draining(self, reader: asyncio.Future[None]) -> None:
         await self._draining.wait()
         reader.cancel()
 
-    def _step(self, message: executor_pb2.StepBatch) -> executor_pb2.StepResult:
+    def _step(self, data: bytes) -> bytes:
         start_ns = time.time_ns()
         start = time.perf_counter_ns()
+        message = executor_pb2.ExecuteRequest.FromString(data).batch
         batch = decode_batch(message)
         result = self._executor.step(batch)
         duration_ns = time.perf_counter_ns() - start
@@ -93,14 +111,15 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             }
             span = SpanRecord("executor.step", start_ns, start_ns + duration_ns, attributes)
             self._tracing.record(message.traces[0], [span], message.traces[1:])
-        return encode_result(result, duration_ns // 1000)
+        return encode_result(result, duration_ns // 1000).SerializeToString()
 
     async def drain(self) -> None:
         """Lets steps that are under way finish, and ends the streams."""
         self._draining.set()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Returns when no step runs any more."""
+        self._thread.close()
 
 
 class ExecutorService:
@@ -115,7 +134,7 @@ class ExecutorService:
         loader = asyncio.get_running_loop().run_in_executor(None, _load, self._config)
         executor = await loader
         self._servicer = ExecutorServicer(executor, self._tracing, self._server.count)
-        executor_pb2_grpc.add_ExecutorServiceServicer_to_server(self._servicer, self._server.grpc)
+        self._server.grpc.add_generic_rpc_handlers([self._servicer.handlers()])
         await self._server.start()
         await self._server.set_serving(True)
 

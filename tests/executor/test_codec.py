@@ -156,7 +156,7 @@ def test_every_field_of_a_result():
         candidates=[Candidates(9, [1, 2], [-0.25, float("-inf")])],
         speeds=Speeds(1.0, 2.0, 3.0, 4.0),
     )
-    message = encode_result(result, duration_us=11)
+    message = encode_result(result, duration_us=11).result
     assert message == executor_pb2.StepResult(
         epoch=3,
         step=7,
@@ -180,7 +180,7 @@ def test_every_field_of_a_result():
 
 
 def test_a_result_without_anything_is_small():
-    message = encode_result(StepResult(epoch=1, step=2), duration_us=3)
+    message = encode_result(StepResult(epoch=1, step=2), duration_us=3).result
     assert not message.HasField("speeds")
     assert message == executor_pb2.StepResult(epoch=1, step=2, duration_us=3)
 

@@ -19,7 +19,7 @@ async def stub(llama, load) -> AsyncIterator[executor_pb2_grpc.ExecutorServiceSt
     executor = load(llama[0], host_memory="60KiB")
     servicer = ExecutorServicer(executor, make_tracing("octavo-executor", None), lambda context: None)
     server = grpc.aio.server()
-    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, server)
+    server.add_generic_rpc_handlers([servicer.handlers()])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

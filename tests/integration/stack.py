@@ -172,7 +172,7 @@ class Stack:
         request = encode_batch(link.under_way.popleft(), link.epoch, traces=[])
         message = executor_pb2.ExecuteRequest.FromString(request.SerializeToString())
         answer = encode_result(link.executor.step(decode_batch(message.batch)), duration_us=0)
-        result = decode_result(executor_pb2.StepResult.FromString(answer.SerializeToString()))
+        result = decode_result(executor_pb2.ExecuteResponse.FromString(answer.SerializeToString()).result)
         if self._speeds:
             result = changed(result, speeds=None)
         self._take(self.manager.apply(name, result, now=0.0))

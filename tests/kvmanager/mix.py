@@ -24,7 +24,7 @@ from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, Sco
 from kvmanager.step import Outputs, RequestEnd, StepBatch
 from kvmanager.views import BlockView, MemoryWatch, block_views
 from tests.kvmanager.kv_mirror import KVMirror
-from tests.kvmanager.mix_inputs import TENANTS, Order, Setting
+from tests.kvmanager.mix_inputs import TENANTS, Burst, Order, Setting
 from tests.oracle import VOCAB_SIZE, Oracle, expected_beams, expected_best_of, expected_output
 
 MAX_MODEL_LEN = 60
@@ -93,7 +93,21 @@ class Mix:
     # What callers do
 
     def submit(self, order: Order) -> None:
-        prompt = self._some_prompt(order.own_length, order.common)
+        self._submit(order, self._some_prompt(order.own_length, order.common))
+
+    def burst(self, burst: Burst) -> None:
+        """Requests with a common beginning, at once; some leave while their first chunks are under way."""
+        common = self._some_prompt(burst.common, burst.known)[: burst.common]
+        first = self._handles + 1
+        for order in burst.orders:
+            self._submit(order, common + self._some_tokens(order.own_length))
+        for _ in range(burst.scheduled):
+            self.schedule()
+        for index in burst.leaving:
+            if first + index in self.specs:
+                self.abort(first + index)
+
+    def _submit(self, order: Order, prompt: list[int]) -> None:
         stop = frozenset(self.rng.sample(range(VOCAB_SIZE), 3)) if order.stops else frozenset()
         n, best_of, beam = 1, 0, None
         max_tokens, min_tokens = order.max_tokens, order.min_tokens
@@ -178,7 +192,10 @@ class Mix:
 
     def _some_prompt(self, own_length: int, common: int) -> list[int]:
         start = self.rng.choice(self._prompts)[:common] if self._prompts else []
-        return start + [self.rng.randrange(VOCAB_SIZE) for _ in range(own_length)]
+        return start + self._some_tokens(own_length)
+
+    def _some_tokens(self, length: int) -> list[int]:
+        return [self.rng.randrange(VOCAB_SIZE) for _ in range(length)]
 
     def _some_spans(self, length: int, scopes: tuple[Scope, ...]) -> tuple[tuple[int, Scope], ...]:
         borders = sorted(self.rng.randrange(length + 1) for _ in scopes[1:])

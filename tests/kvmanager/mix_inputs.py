@@ -58,3 +58,22 @@ class Order:
     stops: bool
     lifetime: float | None
     priority: int
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Requests that arrive together and begin alike.
+
+    Attributes:
+        orders: of each, but for the common beginning.
+        common: tokens that all begin with.
+        known: of these tokens, so many at most were in an earlier prompt too.
+        scheduled: steps that are built at once.
+        leaving: which of them are aborted then, while their first chunks are under way.
+    """
+
+    orders: tuple[Order, ...]
+    common: int
+    known: int
+    scheduled: int
+    leaving: tuple[int, ...]

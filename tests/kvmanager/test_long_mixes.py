@@ -9,23 +9,26 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from kvmanager.cost_model import Preemption
 from kvmanager.events import Event, EventKind
+from kvmanager.manager import KVManager
 from kvmanager.policies import POLICIES
 from kvmanager.spec import RequestSpec
-from kvmanager.step import StepBatch
+from kvmanager.step import NewSequence, StepBatch
 from tests.kvmanager.mix import Mix
-from tests.kvmanager.mix_inputs import METHODS, SCOPES, SPEEDS, Order, Setting
+from tests.kvmanager.mix_inputs import METHODS, SCOPES, SPEEDS, Burst, Order, Setting
 
 NUM_STEPS = 100_000
 EVENTS_PER_MIX = 400
 
 WEIGHTS = {
     "run": 30,
-    "submit": 40,
+    "submit": 34,
+    "burst": 4,
     "submit_again": 4,
     "schedule": 4,
     "result": 6,
@@ -57,7 +60,8 @@ EXPECTED = {
     "swapped in blocks": 800,
     "copied blocks": 6000,
     "copied a part of a block": 700,
-    "took over what another computes": 100,
+    "shared a step's blocks": 300,
+    "took over what another computes": 80,
     "merged duplicates": 400,
     "branches of beams": 5000,
     "hits": 12000,
@@ -77,6 +81,7 @@ class Seen:
 
     def __init__(self, counts: Counter[str]) -> None:
         self.counts = counts
+        self.manager: KVManager | None = None
         self._table_lengths: dict[int, int] = {}
         self._homes: dict[object, str] = {}
 
@@ -89,6 +94,7 @@ class Seen:
             lengths[child] = lengths[parent]
         for new in batch.new_sequences:
             counts["took over what another computes"] += new.sequence_id in lengths
+            counts["shared a step's blocks"] += self._shares_with_step(name, batch, new)
             counts["copied a part of a block"] += not copies.isdisjoint(new.block_table)
             lengths[new.sequence_id] = len(new.block_table)
         for sequence_id, index, block_id in batch.table_edits:
@@ -101,6 +107,14 @@ class Seen:
         counts["swapped in blocks"] += len(batch.swaps_in)
         counts["copied blocks"] += len(batch.block_copies)
         counts["branches of beams"] += len(batch.branches)
+
+    def _shares_with_step(self, name: str, batch: StepBatch, new: NewSequence) -> bool:
+        """It starts from blocks that other rows of its first step fill."""
+        assert self.manager is not None
+        memory = self.manager.replicas[name].memory
+        fetched = {destination for _, destination in batch.swaps_in}
+        computed = set(new.block_table[: new.num_computed // memory.block_size]) - fetched
+        return any(memory.pool.blocks[block_id].written_step == batch.step for block_id in computed)
 
     def event(self, event: Event) -> None:
         if event.kind is EventKind.PREEMPTED:
@@ -130,6 +144,7 @@ def live(seed: int, counts: Counter[str], num_events: int = EVENTS_PER_MIX) -> N
     rng = random.Random(seed)
     seen = Seen(counts)
     mix = Mix(some_setting(rng), seen.batch, seen.event, seen.end)
+    seen.manager = mix.manager
     for kind in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=num_events):
         counts["happened: " + kind] += 1
         happens(kind, mix, rng)
@@ -144,6 +159,8 @@ def happens(kind: str, mix: Mix, rng: random.Random) -> None:
         mix.run_pipelined(rng.randint(1, 6))
     elif kind == "submit":
         mix.submit(some_order(rng))
+    elif kind == "burst":
+        mix.burst(some_burst(rng))
     elif kind == "result":
         mix.result()
     elif kind == "schedule":
@@ -202,6 +219,19 @@ def some_order(rng: random.Random) -> Order:
         stops=rng.random() < 0.5,
         lifetime=rng.uniform(0.5, 30.0) if rng.random() < 0.4 else None,
         priority=rng.randint(-2, 2),
+    )
+
+
+def some_burst(rng: random.Random) -> Burst:
+    num_requests = rng.randint(2, 6)
+    like = some_order(rng)  # half of them are of one kind, so that they can share
+    orders = [rng.choice([some_order(rng), replace(like, own_length=rng.randint(1, 10))]) for _ in range(num_requests)]
+    return Burst(
+        tuple(orders),
+        common=rng.randint(1, 40),
+        known=rng.randint(0, 30),
+        scheduled=rng.randint(0, 2),
+        leaving=tuple(rng.sample(range(num_requests), rng.choice([0, 0, 1, 1, 2]))),
     )
 
 

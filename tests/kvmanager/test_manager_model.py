@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from kvmanager.cost_model import Preemption
 from kvmanager.policies import POLICIES
 from tests.kvmanager.mix import Mix
-from tests.kvmanager.mix_inputs import METHODS, SCOPES, SPEEDS, Order, Setting
+from tests.kvmanager.mix_inputs import METHODS, SCOPES, SPEEDS, Burst, Order, Setting
 
 SETTINGS = st.builds(
     Setting,
@@ -45,6 +45,15 @@ ORDERS = st.builds(
     priority=st.integers(-2, 2),
 )
 
+BURSTS = st.builds(
+    Burst,
+    orders=st.lists(ORDERS, min_size=2, max_size=4).map(tuple),
+    common=st.integers(1, 40),
+    known=st.integers(0, 30),
+    scheduled=st.integers(0, 2),
+    leaving=st.lists(st.integers(0, 3), max_size=2, unique=True).map(tuple),
+)
+
 
 class KVManagerMachine(RuleBasedStateMachine):
     """Each rule is one event of a mix, which checks everything after it."""
@@ -59,6 +68,10 @@ class KVManagerMachine(RuleBasedStateMachine):
     def submit(self, orders):
         for order in orders:
             self.mix.submit(order)
+
+    @rule(burst=BURSTS)
+    def burst(self, burst):
+        self.mix.burst(burst)
 
     @precondition(lambda self: self.mix.specs)
     @rule(copies=st.integers(1, 3))

@@ -1,86 +1,230 @@
+// Who attends what: a step is cut into pieces that threads take.
 #include "attention.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
-#include "attention_layout.h"
+#include "attention_segment.h"
 #include "vec.h"
 
 namespace octavo {
 
 namespace {
 
-float key_at(const KvCache& cache, const uint8_t* head, const HeadLayout& layout, int64_t slot, int64_t d) {
-  const int64_t t = cache.block_size;
-  switch (cache.kind) {
-    case KvKind::kFloat32:
-      return reinterpret_cast<const float*>(head)[d * t + slot];
-    case KvKind::kBfloat16:
-      return bf16_to_float(reinterpret_cast<const uint16_t*>(head)[(d / 2 * t + slot) * 2 + d % 2]);
-    default:
-      return reinterpret_cast<const int8_t*>(head)[d * t + slot] *
-             reinterpret_cast<const float*>(head + layout.key_scales)[slot];
-  }
-}
+// A step is also cut into segments where one of its pieces would be more than a thread's share over this.
+constexpr int64_t kPiecesPerThread = 8;
 
-float value_at(const KvCache& cache, const uint8_t* head, const HeadLayout& layout, int64_t slot, int64_t d) {
-  const int64_t width = round_up(cache.head_dim, kTile);
-  const uint8_t* values = head + layout.values;
-  switch (cache.kind) {
-    case KvKind::kFloat32:
-      return reinterpret_cast<const float*>(values)[slot * width + d];
-    case KvKind::kBfloat16:
-      return bf16_to_float(reinterpret_cast<const uint16_t*>(values)[(slot / 2 * width + d) * 2 + slot % 2]);
-    default:
-      return reinterpret_cast<const int8_t*>(values)[slot * width + d] *
-             reinterpret_cast<const float*>(head + layout.value_scales)[slot];
-  }
-}
+int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-void attend_one(const KvCache& cache, const HeadLayout& layout, const AttentionParams& params, const int64_t* table,
-                int64_t position, int32_t head, const float* query, float* out) {
-  const int32_t kv_head = head / (params.heads / cache.kv_heads);
-  float top = -INFINITY, total = 0;
-  std::fill_n(out, cache.head_dim, 0.0f);
-  const int64_t first = params.window > 0 ? std::max<int64_t>(0, position + 1 - params.window) : 0;
-  for (int64_t seen = first; seen <= position; ++seen) {
-    const uint8_t* memory = cache.data + table[seen / cache.block_size] * cache.block_stride + kv_head * layout.size;
-    const int64_t slot = seen % cache.block_size;
-    float score = 0;
-    for (int32_t d = 0; d < cache.head_dim; ++d) score += query[d] * key_at(cache, memory, layout, slot, d);
-    score *= params.scale;
-    if (params.soft_cap > 0) score = params.soft_cap * std::tanh(score / params.soft_cap);
-    if (params.alibi_slopes) score += params.alibi_slopes[head] * static_cast<float>(seen - position);
-    if (score > top) {
-      const float keep = std::exp(top - score);
-      total *= keep;
-      for (int32_t d = 0; d < cache.head_dim; ++d) out[d] *= keep;
-      top = score;
+// A query tile of one key/value head.
+struct Piece {
+  QueryTile tile;
+  int64_t first_token;  // of the tile, in the flat token dimension
+  int64_t segment;      // where the step is cut into them
+  int64_t partials;     // number of the tile's first partial result, that of segment 0
+};
+
+// The pieces of a step. Every thread finds the same.
+class Pieces {
+ public:
+  // cut: into segments.
+  Pieces(const AttentionShape& shape, const StepRows& rows, bool cut) : shape_(shape), rows_(rows), cut_(cut) {}
+
+  int64_t count() const {
+    int64_t all = 0;
+    for (int64_t row = 0; row < rows_.num_rows; ++row) all += in_row(row);
+    return all;
+  }
+
+  int64_t in_row(int64_t row) const { return heads_of_tiles(row) * (cut_ ? segments(row) : 1); }
+  int64_t partials_of(int64_t row) const { return heads_of_tiles(row) * segments(row); }
+
+  // Piece `index` of a row, whose tokens and partial results begin at these. The row's last tile comes first: it sees
+  // most.
+  Piece piece(int64_t row, int64_t first_token, int64_t first_partial, int64_t index) const {
+    const int64_t segment = cut_ ? index % segments(row) : 0;
+    if (cut_) index /= segments(row);
+    const int64_t first = (tiles(row) - 1 - index / shape_.cache.kv_heads) * shape_.tile_positions;
+    const QueryTile tile{rows_.tables[row], index % shape_.cache.kv_heads,
+                         rows_.contexts[row] - rows_.counts[row] + first,
+                         std::min(shape_.tile_positions, rows_.counts[row] - first)};
+    return {tile, first_token + first, segment, first_partial + index * segments(row)};
+  }
+
+ private:
+  int64_t tiles(int64_t row) const { return divide_up(rows_.counts[row], shape_.tile_positions); }
+  int64_t heads_of_tiles(int64_t row) const { return tiles(row) * shape_.cache.kv_heads; }
+  int64_t segments(int64_t row) const { return divide_up(rows_.contexts[row], kSegment); }
+
+  const AttentionShape& shape_;
+  const StepRows& rows_;
+  const bool cut_;
+};
+
+// Finds the pieces by their number in the step, for numbers that only grow.
+class Cursor {
+ public:
+  Cursor(const Pieces& pieces, const StepRows& rows) : pieces_(pieces), rows_(rows) {}
+
+  Piece piece(int64_t number) {
+    while (number - first_piece_ >= pieces_.in_row(row_)) {
+      first_piece_ += pieces_.in_row(row_);
+      first_partial_ += pieces_.partials_of(row_);
+      first_token_ += rows_.counts[row_];
+      ++row_;
     }
-    const float weight = std::exp(score - top);
-    total += weight;
-    for (int32_t d = 0; d < cache.head_dim; ++d) out[d] += weight * value_at(cache, memory, layout, slot, d);
+    return pieces_.piece(row_, first_token_, first_partial_, number - first_piece_);
   }
-  for (int32_t d = 0; d < cache.head_dim; ++d) out[d] /= total;
+
+ private:
+  const Pieces& pieces_;
+  const StepRows& rows_;
+  // The row, and its first ones.
+  int64_t row_ = 0, first_piece_ = 0, first_partial_ = 0, first_token_ = 0;
+};
+
+// Whether there is a piece that the others would have to wait for.
+bool must_cut(const AttentionShape& shape, const StepRows& rows, int team_size) {
+  int64_t all = 0, largest = 0;
+  for (int64_t row = 0; row < rows.num_rows; ++row) {
+    all += rows.counts[row] * rows.contexts[row] * shape.cache.kv_heads;
+    largest = std::max(largest, std::min(rows.counts[row], shape.tile_positions) * rows.contexts[row]);
+  }
+  return team_size > 1 && largest * kPiecesPerThread * team_size > all;
 }
+
+int64_t first_segment(const AttentionShape& shape, const QueryTile& tile) {
+  return first_seen(shape.params, tile.first_position) / kSegment;
+}
+int64_t last_segment(const QueryTile& tile) { return (tile.first_position + tile.positions - 1) / kSegment; }
+
+void load_queries(const AttentionShape& shape, const Piece& piece, const float* queries, int64_t stride, float* to) {
+  const int64_t rows = piece.tile.positions * shape.group, head_dim = shape.cache.head_dim;
+  for (int64_t row = 0; row < rows; ++row, to += shape.width) {
+    const int64_t head = piece.tile.kv_head * shape.group + row % shape.group;
+    const float* query = queries + (piece.first_token + row / shape.group) * stride + head * head_dim;
+    for (int64_t d = 0; d < head_dim; ++d) to[d] = query[d] * shape.params.scale;
+    std::fill(to + head_dim, to + shape.width, 0.0f);
+  }
+}
+
+void clear(const AttentionShape& shape, int64_t rows, const Partial& merged) {
+  std::fill_n(merged.tops, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(merged.totals, rows, 0.0f);
+  std::fill_n(merged.sums, rows * shape.width, 0.0f);
+}
+
+void merge(const AttentionShape& shape, int64_t rows, const Partial& next, const Partial& merged) {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (next.totals[row] == 0) continue;
+    const float top = std::max(merged.tops[row], next.tops[row]);
+    const Vec keep = exp(broadcast(merged.tops[row] - top)), add = exp(broadcast(next.tops[row] - top));
+    merged.tops[row] = top;
+    merged.totals[row] = merged.totals[row] * keep[0] + next.totals[row] * add[0];
+    float* sums = merged.sums + row * shape.width;
+    const float* more = next.sums + row * shape.width;
+    for (int64_t d = 0; d < shape.width; d += kLanes) store(sums + d, fma(load(more + d), add, load(sums + d) * keep));
+  }
+}
+
+void store_result(const AttentionShape& shape, const Piece& piece, const Partial& merged, float* out, int64_t stride) {
+  const int64_t rows = piece.tile.positions * shape.group, head_dim = shape.cache.head_dim;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t head = piece.tile.kv_head * shape.group + row % shape.group;
+    float* to = out + (piece.first_token + row / shape.group) * stride + head * head_dim;
+    const float* sums = merged.sums + row * shape.width;
+    for (int64_t d = 0; d < head_dim; ++d) to[d] = sums[d] / merged.totals[row];
+  }
+}
+
+// One thread's part in a step.
+class Worker {
+ public:
+  Worker(const AttentionShape& shape, const StepRows& rows, const float* queries, int64_t query_stride, float* out,
+         int64_t out_stride, float* scratch, float* partials)
+      : shape_(shape),
+        rows_(rows),
+        queries_(queries),
+        query_stride_(query_stride),
+        out_(out),
+        out_stride_(out_stride),
+        scratch_(AttentionScratch::at(shape, scratch)),
+        partials_(partials) {}
+
+  void attend(Team& team) {
+    const Pieces pieces(shape_, rows_, false);
+    Cursor cursor(pieces, rows_);
+    team.parallel(pieces.count(), [&](int64_t number) {
+      const Piece piece = cursor.piece(number);
+      load_queries(shape_, piece, queries_, query_stride_, scratch_.queries);
+      merge_segments(piece, [&](int64_t segment) {
+        attend_segment(shape_, piece.tile, segment, scratch_, scratch_.partial);
+        return scratch_.partial;
+      });
+    });
+  }
+
+  void attend_cut(Team& team) {
+    const Pieces cut(shape_, rows_, true), whole(shape_, rows_, false);
+    Cursor cut_cursor(cut, rows_), whole_cursor(whole, rows_);
+    team.parallel(cut.count(), [&](int64_t number) {
+      const Piece piece = cut_cursor.piece(number);
+      if (piece.segment < first_segment(shape_, piece.tile) || piece.segment > last_segment(piece.tile)) return;
+      load_queries(shape_, piece, queries_, query_stride_, scratch_.queries);
+      attend_segment(shape_, piece.tile, piece.segment, scratch_, partial(piece, piece.segment));
+    });
+    team.parallel(whole.count(), [&](int64_t number) {
+      const Piece piece = whole_cursor.piece(number);
+      merge_segments(piece, [&](int64_t segment) { return partial(piece, segment); });
+    });
+  }
+
+ private:
+  Partial partial(const Piece& piece, int64_t segment) const {
+    return Partial::at(shape_, partials_ + (piece.partials + segment) * Partial::floats(shape_));
+  }
+
+  template <typename F>
+  void merge_segments(const Piece& piece, const F& partial_of) {
+    const int64_t tile_rows = piece.tile.positions * shape_.group;
+    clear(shape_, tile_rows, scratch_.merged);
+    for (int64_t segment = first_segment(shape_, piece.tile); segment <= last_segment(piece.tile); ++segment)
+      merge(shape_, tile_rows, partial_of(segment), scratch_.merged);
+    store_result(shape_, piece, scratch_.merged, out_, out_stride_);
+  }
+
+  const AttentionShape& shape_;
+  const StepRows& rows_;
+  const float* queries_;
+  const int64_t query_stride_;
+  float* out_;
+  const int64_t out_stride_;
+  const AttentionScratch scratch_;
+  float* partials_;
+};
 
 }  // namespace
 
-size_t attention_workspace_bytes(const KvCache&, const StepRows&, const AttentionParams&, int) { return 64; }
+// The workspace holds a scratch for each thread, then the partial results where the step is cut.
+size_t attention_workspace_bytes(const KvCache& cache, const StepRows& rows, const AttentionParams& params,
+                                 int team_size) {
+  const AttentionShape shape(cache, rows, params);
+  int64_t floats = team_size * AttentionScratch::floats(shape);
+  if (must_cut(shape, rows, team_size)) floats += Pieces(shape, rows, true).count() * Partial::floats(shape);
+  return floats * sizeof(float);
+}
 
 void attend(Team& team, const KvCache& cache, const StepRows& rows, const AttentionParams& params, const float* queries,
-            int64_t query_stride, float* out, int64_t out_stride, void*) {
-  const HeadLayout layout = head_layout(cache.kind, cache.block_size, cache.head_dim);
-  team.parallel(rows.num_tokens * params.heads, [&](int64_t item) {
-    const int64_t token = item / params.heads;
-    const int32_t head = static_cast<int32_t>(item % params.heads);
-    int64_t row = 0, before = 0;
-    while (token >= before + rows.counts[row]) before += rows.counts[row++];
-    const int64_t position = rows.contexts[row] - rows.counts[row] + token - before;
-    attend_one(cache, layout, params, rows.tables[row], position, head,
-               queries + token * query_stride + head * cache.head_dim,
-               out + token * out_stride + head * cache.head_dim);
-  });
+            int64_t query_stride, float* out, int64_t out_stride, void* workspace) {
+  const AttentionShape shape(cache, rows, params);
+  const int64_t floats = AttentionScratch::floats(shape);
+  float* memory = static_cast<float*>(workspace);
+  Worker worker(shape, rows, queries, query_stride, out, out_stride, memory + team.index() * floats,
+                memory + team.size() * floats);
+  if (must_cut(shape, rows, team.size()))
+    worker.attend_cut(team);
+  else
+    worker.attend(team);
 }
 
 }  // namespace octavo

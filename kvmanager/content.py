@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -91,3 +92,10 @@ class ScopeMap:
 
     def __getitem__(self, index: int) -> Scope:
         return self._scopes[index] if index < len(self._scopes) else self.last
+
+    def owners(self, first: int, end: int) -> Counter[str]:
+        """How many of these logical blocks each owner has."""
+        owners = Counter(scope.owner for scope in self._scopes[first:end])
+        if (num_more := end - max(first, len(self._scopes))) > 0:
+            owners[self.last.owner] += num_more
+        return owners

@@ -98,7 +98,7 @@ class Memory:
         """Blocks with tokens of the prompt that are charged to somebody else than the answer's are, at most."""
         spec = request.spec
         num_full, rest = divmod(len(spec.prompt_token_ids), self.block_size)
-        owners = Counter(request.scopes[index].owner for index in range(num_full))
+        owners = request.scopes.owners(0, num_full)
         if rest:
             owners[request.scopes[num_full].owner] += spec.num_sequences  # each gets a copy of its own
         owners.pop(request.owner, None)
@@ -156,8 +156,8 @@ class Memory:
                 elif not block.reference_count:
                     taken[block] = block.account
             first = len(blocks) if order == 0 else max(len(blocks), num_shared)
-            for index in range(first, self.capacity.blocks_for(len(sequence.token_ids))):
-                charges[accounts[scopes[index].owner]] += 1
+            for owner, count in scopes.owners(first, self.capacity.blocks_for(len(sequence.token_ids))).items():
+                charges[accounts[owner]] += count
         charges.update(account for account in taken.values() if account is not None)
         return charges
 

@@ -79,7 +79,7 @@ class Pins:
         memory = replica.memory
         scopes = ScopeMap(pin.spec.spans, memory.block_size)
         num_blocks = len(pin.spec.prompt_token_ids) // memory.block_size
-        pin.charges = Counter(scopes[index].owner for index in range(num_blocks))
+        pin.charges = scopes.owners(0, num_blocks)
         _promise(pin, replica, 1)
         for request in requests:
             if not _fits(request, replica):

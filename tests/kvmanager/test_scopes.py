@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import combinations
+
 import pytest
 
 from kvmanager.content import ScopeMap
@@ -151,6 +154,9 @@ def test_scopes_hold_in_the_host_tier():
 def test_a_blocks_scope_is_the_narrowest_of_its_tokens(spans, owners):
     scopes = ScopeMap(spans, block_size=4)
     assert [scopes[index].owner for index in range(5)] == owners
+    for first, end in combinations(range(6), 2):
+        assert scopes.owners(first, end) == Counter(owners[first:end])
+    assert scopes.owners(3, 3) == scopes.owners(3, 2) == Counter()
 
 
 # Why a match ended

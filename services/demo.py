@@ -19,6 +19,7 @@ from octavo.client import AsyncClient, OctavoError
 from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.launcher import Stack, octavo_command
 from services.model_store import SMOLLM2, resolve_model
+from services.progress import progress_bar
 
 SYSTEM_PROMPT = """You are a helpful AI assistant for curious people of every age. You explain things about nature, \
 science, language, history and everyday life. You write clear and simple English and use short sentences. You begin \
@@ -111,8 +112,8 @@ async def _running(settings: dict[str, str], console: Console) -> AsyncIterator[
     log_lines: list[str] = []
     stack = Stack(octavo_command(settings), port=0, log=log_lines.append)
     try:
-        with console.status("Starting gateway, KV manager and executor"):
-            await stack.start()
+        with progress_bar("Starting gateway, KV manager and executor", console) as show:
+            await stack.start(show)
         try:
             yield stack
         finally:

@@ -25,6 +25,7 @@ from services.config import (
     join_address,
 )
 from services.ports import bind, check_free
+from services.progress import Progress, progress_bar, read_progress
 
 # In the order in which they are stopped: first who takes requests, last who computes.
 _CONFIGS: Mapping[str, type[ServiceConfig]] = {
@@ -150,6 +151,7 @@ class Stack:
         self._log = log
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
+        self._on_progress: Callable[[Progress], None] | None = None
         self.addresses = Addresses("", "", ("",) * num_executors)
 
     @property
@@ -157,13 +159,23 @@ class Stack:
         """Process ids of the children that run, by name: several executors are executor-1, executor-2 and so on."""
         return {name: child.pid for name, child in self._children.items() if child.running}
 
-    async def start(self) -> None:
+    async def start(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Starts all and returns when each one serves.
+
+        Args:
+            on_progress: Gets what a child has done of what keeps it from serving, which else goes to the log.
 
         Raises:
             ConfigError: A port is in use; nothing was started.
             StackError: One cannot start; none is left.
         """
+        self._on_progress = on_progress
+        try:
+            await self._start()
+        finally:
+            self._on_progress = None
+
+    async def _start(self) -> None:
         for attempt in range(1, _START_ATTEMPTS + 1):
             self._choose_addresses()
             try:
@@ -236,13 +248,19 @@ class Stack:
 
     async def _start_once(self) -> None:
         self._children = {
-            name: ChildProcess(name, self._command(name, self.addresses), address, self._log)
+            name: ChildProcess(name, self._command(name, self.addresses), address, self._take_line)
             for name, address in self.addresses.by_name().items()
         }
         # The executor takes longest: it is first to get a core.
         await asyncio.gather(*(child.start() for child in reversed(self._children.values())))
         await _first_failure([asyncio.create_task(self._until_ready(child)) for child in self._children.values()])
         self._watchers = [asyncio.create_task(self._keep_running(child)) for child in self._children.values()]
+
+    def _take_line(self, line: str) -> None:
+        if self._on_progress is not None and (progress := read_progress(line)) is not None:
+            self._on_progress(progress)
+        else:
+            self._log(line)
 
     async def _until_ready(self, child: ChildProcess) -> None:
         await child.ready()
@@ -279,8 +297,8 @@ def serve_until_stopped(stack: Stack, model_name: str, console: Console) -> None
 
 async def _serve_until_stopped(stack: Stack, model_name: str, console: Console) -> None:
     async def serve() -> None:
-        with console.status("Starting executor, KV manager and gateway"):
-            await stack.start()
+        with progress_bar("Starting executor, KV manager and gateway", console) as show:
+            await stack.start(show)
         print(f"Octavo serves {model_name} on {stack.addresses.gateway}", flush=True)
         await stack.wait()
 

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import errno
 import mmap
-import os
 import re
 import sys
 import threading
@@ -60,7 +59,8 @@ def populate(pieces: Sequence[Bytes]) -> bool:
             need first is there first.
 
     Returns:
-        Whether it did: a system older than Linux 5.14 cannot, and pages are touched when they are first used.
+        Whether it did: a system older than Linux 5.14 cannot, nor one that is short of memory. Pages are then touched
+        when they are first used.
     """
     for start in range(0, max((piece.nbytes for piece in pieces), default=0), HUGE_PAGE):
         for piece in pieces:
@@ -110,17 +110,12 @@ def _populate(piece: Bytes) -> bool:
     if sys.platform != "linux":
         return False
     first = _address(piece) // mmap.PAGESIZE * mmap.PAGESIZE
-    if not _madvise(first, _address(piece) + piece.nbytes - first, _MADV_POPULATE_WRITE):
-        return True
-    number = ctypes.get_errno()
-    if number == errno.EINVAL:
-        return False
-    raise OSError(number, os.strerror(number))
+    return _madvise(first, _address(piece) + piece.nbytes - first, _MADV_POPULATE_WRITE) == 0
 
 
 def _libc_madvise() -> Callable[[int, int, int], int]:
     """Unlike Python's own, it lets other threads run meanwhile."""
-    function = ctypes.CDLL(None, use_errno=True).madvise
+    function = ctypes.CDLL(None).madvise
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     function.restype = ctypes.c_int
     return function

@@ -2,20 +2,25 @@
 
 #include <algorithm>
 
+#include "epilogue.h"
 #include "linear_kernel.h"
 
 namespace octavo {
 
 namespace {
 
-// Inputs whose weights are expanded at a time: with a pair of panels 32 KiB, so that they stay in the first-level cache
-// for all the rows.
+// Weights are used for all rows in chunks of at most this many inputs: a pair of panels of them as floats is 32 KiB,
+// which stays in the first-level cache.
 constexpr int64_t kChunk = 256;
 
 // Rows of x are taken in blocks of at most this many bytes, which stay in the second-level cache while the weights
 // pass.
 constexpr int64_t kBlockBytes = 1 << 20;
 constexpr int64_t kMostBlockRows = 256, kFewestBlockRows = 4 * kTileRows;
+
+// How many inputs before their use weights are fetched that are used once: 4 KiB of a bfloat16 panel. A page's first
+// lines are what the processor does not foresee.
+constexpr int64_t kAhead = 128;
 
 int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -39,17 +44,24 @@ class Product {
 
   void run(Team& team) const {
     if (rows_ <= kTileRows)
-      team.parallel(pairs_, [this](int64_t pair) { few_rows(pair); });
+      team.parallel_ahead(pairs_, [this](int64_t pair, int64_t next) { few_rows(pair, next < pairs_ ? next : pair); });
     else
       many_rows(team);
   }
 
  private:
-  // All rows at once: the weights pass through the registers and nothing else.
-  void few_rows(int64_t pair) const {
+  // All rows at once: the weights go from memory to the registers. What `next` needs first is fetched at the end.
+  void few_rows(int64_t pair, int64_t next) const {
     alignas(64) float products[kTileRows * kPair];
-    multiply_pair<Panels>(rows_, panel(pair), distance(pair), weight_.inputs, x_, x_stride_, products, false,
-                          {reinterpret_cast<const uint8_t*>(x_), 0});
+    constexpr int64_t kStep = Panels::panel_bytes(2);
+    const int64_t head = std::max<int64_t>(0, weight_.inputs - kAhead) / 2 * 2;
+    const PanelPair ahead = panels(pair, kAhead), ahead_of_next = panels(next, 0);
+    if (head > 0)
+      multiply_pair<Panels, false>(rows_, panels(pair, 0), head,
+                                   {x_, x_stride_, products, false, nullptr, {ahead.first, ahead.distance, kStep}});
+    multiply_pair<Panels, false>(
+        rows_, panels(pair, head), weight_.inputs - head,
+        {x_ + head, x_stride_, products, head > 0, nullptr, {ahead_of_next.first, ahead_of_next.distance, kStep}});
     finish(products, rows_, 2, weight_, pair * kPair, y_, y_stride_, epilogue_);
   }
 
@@ -64,37 +76,37 @@ class Product {
     });
   }
 
-  // Some rows, for which the weights become floats just once. What `next` needs first is fetched meanwhile.
+  // Some rows, tile by tile with each chunk of the weights. The first tile makes them floats on the way. The next
+  // chunk, or what `next` begins with, is fetched meanwhile.
   void block(int64_t pair, int64_t next, int64_t first_row, int64_t rows) const {
-    alignas(64) float scratch[kChunk * kPair];
+    alignas(64) float floats[kChunk * kPair];
     alignas(64) float products[kMostBlockRows * kPair];
-    const float* x = x_ + first_row * x_stride_;
-    const int64_t tiles = divided_up(rows, kTileRows);
-    for (int64_t k = 0; k < weight_.inputs; k += kChunk) {
-      const int64_t count = std::min(kChunk, weight_.inputs - k);
+    const int64_t tiles = divided_up(rows, kTileRows), chunks = divided_up(weight_.inputs, kChunk);
+    const int64_t chunk = divided_up(weight_.inputs, 2 * chunks) * 2;
+    for (int64_t k = 0; k < weight_.inputs; k += chunk) {
+      const int64_t count = std::min(chunk, weight_.inputs - k);
       const bool last = k + count == weight_.inputs;
-      const uint8_t* ahead = last ? panel(next) : panel(pair) + Panels::panel_bytes(k + count);
-      const int64_t ahead_distance = distance(last ? next : pair);
-
-      int64_t floats_distance = distance(pair);
-      const uint8_t* floats = Panels::expand(panel(pair), k, count, floats_distance, scratch);
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t begin = part_begin(rows, tiles, tile), end = part_begin(rows, tiles, tile + 1);
-        const Ahead lines = {ahead + (tile == 1 ? ahead_distance : 0), tile < 2 ? 64 : 0};
-        multiply_pair<FloatPanels>(end - begin, floats, floats_distance, count, x + begin * x_stride_ + k, x_stride_,
-                                   products + begin * kPair, k > 0, lines);
+      const PanelPair own = panels(pair, k), ahead = last ? panels(next, 0) : panels(pair, k + count);
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t begin = part_begin(rows, tiles, i), size = part_begin(rows, tiles, i + 1) - begin;
+        const int64_t row = first_row + begin;
+        Tile tile = {x_ + row * x_stride_ + k, x_stride_, products + begin * kPair, k > 0, floats, {}};
+        tile.ahead = {ahead.first + i * Panels::panel_bytes(count) / tiles, ahead.distance,
+                      Panels::panel_bytes(2) / tiles};
+        if (i == 0)
+          multiply_pair<Panels, true>(size, own, count, tile);
+        else
+          multiply_pair<FloatPairs, false>(size, {reinterpret_cast<const uint8_t*>(floats), kPanel * 4}, count, tile);
+        if (last) finish(tile.products, size, 2, weight_, pair * kPair, y_ + row * y_stride_, y_stride_, epilogue_);
       }
     }
-    finish(products, rows, 2, weight_, pair * kPair, y_ + first_row * y_stride_, y_stride_, epilogue_);
   }
 
-  const uint8_t* panel(int64_t pair) const {
-    return static_cast<const uint8_t*>(weight_.weights) + 2 * pair * panel_bytes_;
+  // From input k on, which is even.
+  PanelPair panels(int64_t pair, int64_t k) const {
+    const uint8_t* first = static_cast<const uint8_t*>(weight_.weights) + 2 * pair * panel_bytes_;
+    return {first + Panels::panel_bytes(k), (2 * pair + 1) * kPanel < weight_.outputs ? panel_bytes_ : 0};
   }
-
-  // From the first panel of a pair to the second. One that has no second counts as its own: `finish` drops the
-  // products.
-  int64_t distance(int64_t pair) const { return (2 * pair + 1) * kPanel < weight_.outputs ? panel_bytes_ : 0; }
 
   const Linear& weight_;
   const float* const x_;

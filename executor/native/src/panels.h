@@ -1,9 +1,5 @@
-// How matrices of floats are packed; see WeightKind. `get` and `set` take one element, `expand` makes `count` k of two
-// panels, from the even `k` on, floats: in `scratch`, unless they are. The panels are `distance` bytes apart, which
-// becomes the floats' distance.
+// How matrices of floats are packed; see WeightKind.
 #pragma once
-
-#include <initializer_list>
 
 #include "linear.h"
 #include "vec.h"
@@ -22,10 +18,11 @@ struct FloatPanels {
   static void set(uint8_t* panel, int64_t output, int64_t input, float value) {
     reinterpret_cast<float*>(panel)[input * kPanel + output] = value;
   }
+};
 
-  static const uint8_t* expand(const uint8_t* panel, int64_t k, int64_t, int64_t&, float*) {
-    return panel + panel_bytes(k);
-  }
+// A pair of panels that have become floats: [k][2][16].
+struct FloatPairs {
+  static constexpr int64_t panel_bytes(int64_t inputs) { return inputs * 2 * kPanel * 4; }
 };
 
 struct Bf16Panels {
@@ -37,20 +34,6 @@ struct Bf16Panels {
 
   static void set(uint8_t* panel, int64_t output, int64_t input, float value) {
     reinterpret_cast<uint16_t*>(panel)[index(output, input)] = float_to_bf16(value);
-  }
-
-  static const uint8_t* expand(const uint8_t* panel, int64_t k, int64_t count, int64_t& distance, float* scratch) {
-    const int64_t bytes = panel_bytes(count);
-    float* out = scratch;
-    for (const uint8_t* from : {panel + panel_bytes(k), panel + distance + panel_bytes(k)})
-      for (const uint8_t* end = from + bytes; from < end; from += kPanel * 4, out += 2 * kPanel)
-        for (int part = 0; part < kParts; ++part) {
-          const IVec pairs = load_bits(from + part * (4 * kLanes));
-          store(out + part * kLanes, first_of_pairs(pairs));
-          store(out + kPanel + part * kLanes, second_of_pairs(pairs));
-        }
-    distance = 2 * bytes;
-    return reinterpret_cast<const uint8_t*>(scratch);
   }
 
  private:

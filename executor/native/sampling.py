@@ -19,20 +19,10 @@ from executor.step import Penalties, SamplingParams, TokenLogprobs
 
 _TOKEN, _TOKEN_AND_LOGPROB, _CANDIDATES = range(3)
 
-# A `Draw` of sampling.h.
-_DRAW = np.dtype(
-    [
-        ("params", np.uint64),
-        ("row", np.int64),
-        ("purpose", np.int64),
-        ("num_top", np.int64),
-        ("uniform", np.float64),
-        ("tokens", np.uint64),
-        ("num_tokens", np.int64),
-        ("num_output_tokens", np.int64),
-    ]
-)
-_RECORD = struct.Struct("=QqqqdQqq")
+# A `Draw` of sampling.h: parameters, purpose, number of most likely tokens; then what each draw has of its own: row,
+# random number, tokens so far, their number, and how many are output.
+_SAME = struct.Struct("=Qqq")
+_OWN = struct.Struct("=qdQqq")
 _FIRST_DRAWS = 64
 
 
@@ -49,11 +39,10 @@ class NativeSampler:
         self._crew = crew
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         self._choose = library.function(
-            "octavo_choose", None, pointer, pointer, count, count, pointer, count, pointer, pointer
+            "octavo_choose", None, pointer, pointer, count, count, ctypes.c_char_p, count, pointer, pointer
         )
         workspace_bytes = library.function("octavo_sampling_workspace_bytes", count, count)
         self._workspace = _aligned_zeros(crew.threads * workspace_bytes(vocab_size))
-        self._draws = _Draws(_FIRST_DRAWS)
         self._choices = _Choices(_FIRST_DRAWS, width=0)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
@@ -86,16 +75,14 @@ class NativeSampler:
         if logits.shape[1] != self._vocab_size:
             raise ValueError(f"logits of {logits.shape[1]} tokens for a vocabulary of {self._vocab_size}")
         packed = [sequence.packed_sampling or self._pack(sequence) for sequence in sequences]
-        if len(packed) > self._draws.capacity:
-            self._draws = _Draws(2 * len(packed))
-        self._draws.fill(packed, rows, sequences)
+        draws = b"".join([_draw(*each) for each in zip(packed, rows, sequences, strict=True)])
         self._choices = self._choices.fitting(len(packed), max([each.num_top for each in packed], default=0))
         self._choose(
             self._crew.handle,
             logits.data_ptr(),
             logits.stride(0),
             self._vocab_size,
-            self._draws.address,
+            draws,
             len(packed),
             self._workspace.ctypes.data,
             self._choices.address,
@@ -132,14 +119,15 @@ class _Packed:
     """What stays the same for all draws of a sequence and of its copies.
 
     Attributes:
-        record: of the draw, but for what changes.
+        same: part of a draw, in bytes.
         num_top: how many of the most likely tokens are reported.
         reports: the chosen token's log probability is wanted.
+        shows_logprobs: with those of the most likely tokens.
         is_random: a draw takes a number from the sequence's stream.
         counts_tokens: a draw depends on the tokens so far or on their number.
     """
 
-    __slots__ = ("_kept", "counts_tokens", "is_random", "num_top", "record", "reports", "shows_logprobs")
+    __slots__ = ("_kept", "counts_tokens", "is_random", "num_top", "reports", "same", "shows_logprobs")
 
     def __init__(self, sequence: SequenceState, vocab_size: int) -> None:
         sampling = sequence.sampling
@@ -150,9 +138,9 @@ class _Packed:
         self.counts_tokens = sampling.penalties is not None or sampling.min_tokens > 0
         purpose = _CANDIDATES if sequence.num_candidates else _TOKEN_AND_LOGPROB if self.reports else _TOKEN
         params, *arrays = _params(sampling)
-        # The record has their addresses.
+        # The draws have their addresses.
         self._kept = (params, arrays)
-        self.record = _RECORD.pack(ctypes.addressof(params), 0, purpose, self.num_top, 0.0, 0, 0, 0)
+        self.same = _SAME.pack(ctypes.addressof(params), purpose, self.num_top)
 
 
 def _params(sampling: SamplingParams) -> tuple[_Params, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
@@ -179,31 +167,15 @@ def _params(sampling: SamplingParams) -> tuple[_Params, npt.NDArray[Any], npt.ND
     return params, bias_tokens, biases, stop_tokens
 
 
-class _Draws:
-    """Memory for the records of a step's draws."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._records = np.zeros(capacity, _DRAW)
-        self._bytes = self._records.view(np.uint8).data
-        self._rows = self._records["row"]
-        self.address: int = self._records.ctypes.data
-
-    def fill(self, packed: Sequence[_Packed], rows: Sequence[int], sequences: Sequence[SequenceState]) -> None:
-        records = b"".join([each.record for each in packed])
-        self._bytes[: len(records)] = records
-        self._rows[: len(packed)] = rows
-        for i, each in enumerate(packed):
-            if each.is_random or each.counts_tokens:
-                self._fill_changing(i, each, sequences[i])
-
-    def _fill_changing(self, i: int, packed: _Packed, sequence: SequenceState) -> None:
-        num_output_tokens, record = sequence.num_output_tokens, self._records[i]
+def _draw(packed: _Packed, row: int, sequence: SequenceState) -> bytes:
+    number, tokens, num_tokens, num_output_tokens = 0.0, 0, 0, 0
+    if packed.is_random or packed.counts_tokens:
+        num_output_tokens = sequence.num_output_tokens
         if packed.is_random:
-            record["uniform"] = uniform(sequence.sampling.seed, sequence.sample_index, num_output_tokens)
+            number = uniform(sequence.sampling.seed, sequence.sample_index, num_output_tokens)
         if packed.counts_tokens:
-            record["tokens"], record["num_tokens"] = sequence.token_ids.buffer_info()
-            record["num_output_tokens"] = num_output_tokens
+            tokens, num_tokens = sequence.token_ids.buffer_info()
+    return packed.same + _OWN.pack(row, number, tokens, num_tokens, num_output_tokens)
 
 
 class _ChoicesStruct(ctypes.Structure):

@@ -36,9 +36,14 @@ inline int64_t store_lanes(float* p, Vec v, uint32_t chosen) {
   store(p,
         reinterpret_cast<Vec>(_mm512_maskz_compress_ps(static_cast<__mmask16>(chosen), reinterpret_cast<__m512>(v))));
 #else
+  // Without a branch for each lane: where some are chosen, which ones can't be predicted.
+  if (!chosen) return 0;
   float values[kLanes];
   store(values, v);
-  for (uint32_t left = chosen; left; left &= left - 1) *p++ = values[first(left)];
+  for (int i = 0; i < kLanes; ++i) {
+    *p = values[i];
+    p += chosen >> i & 1;
+  }
 #endif
   return count(chosen);
 }
@@ -58,14 +63,14 @@ void for_each_vec(const float* p, int64_t size, float rest, F&& f) {
   if (i < size) f(load_part(p + i, size - i, rest), i);
 }
 
-// kLanes double precision sums.
+// kLanes sums in double precision.
 class WideSum {
  public:
   void add(Vec v) {
     Half halves[2];
     std::memcpy(halves, &v, sizeof v);
-    low_ += __builtin_convertvector(halves[0], Wide);
-    high_ += __builtin_convertvector(halves[1], Wide);
+    low_ += widen(halves[0]);
+    high_ += widen(halves[1]);
   }
 
   double total() const {
@@ -78,6 +83,18 @@ class WideSum {
  private:
   typedef float Half __attribute__((vector_size(2 * kLanes)));
   typedef double Wide __attribute__((vector_size(4 * kLanes)));
+
+  // The compiler's own conversion goes through vectors of half the width.
+  static Wide widen(Half half) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Wide>(_mm512_maskz_cvtps_pd(0xff, reinterpret_cast<__m256>(half)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Wide>(_mm256_cvtps_pd(reinterpret_cast<__m128>(half)));
+#else
+    return __builtin_convertvector(half, Wide);
+#endif
+  }
+
   Wide low_{}, high_{};
 };
 

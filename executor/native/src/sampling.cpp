@@ -140,13 +140,17 @@ Kept kept_by(const Cut& cut, const float* weights, int64_t vocab) {
 }
 
 // Nucleus: Holtzman et al., arXiv 1904.09751. maxima: of the weights.
-Cut top_p_of_all(double top_p, const float* weights, Workspace& space) {
+Cut top_p_of_all(double top_p, const float* weights, int64_t num_maxima, Workspace& space) {
   const int64_t vocab = space.vocab();
   const double total = sum_of(all_of(vocab), weights, 0, vocab);
-  // Those below the bound add up to less than half of what top-p leaves out.
-  const double bound = std::max(0.0, (1 - top_p) * total / (2 * static_cast<double>(vocab)));
-  const int64_t size = gather(weights, vocab, static_cast<float>(bound), space.gathered);
-  return largest_by_sum(space.gathered, size, top_p * total, space.scratch);
+  const double target = top_p * total;
+  // Most nuclei are smaller than the number of maxima. Otherwise: tokens below the bound add up to half of what top-p
+  // leaves out at most.
+  float bound = reached_by(space.maxima, num_maxima, num_maxima / 2 + 1, space.scratch);
+  if (sum_of({bound, vocab - 1}, weights, 0, vocab) < target)
+    bound = static_cast<float>(std::max(0.0, (1 - top_p) * total / (2 * static_cast<double>(vocab))));
+  const int64_t size = gather(weights, vocab, bound, space.gathered);
+  return largest_by_sum(space.gathered, size, target, space.scratch);
 }
 
 Cut top_k_and_p(const SamplingParams& params, const Row& row, const float* weights, Workspace& space) {
@@ -165,7 +169,7 @@ Kept truncate(const SamplingParams& params, const Row& row, const float* weights
   if (params.top_k > 0 && params.top_k < row.vocab)
     kept = kept_by(top_k_and_p(params, row, weights, space), weights, row.vocab);
   else if (params.top_p < 1)
-    kept = kept_by(top_p_of_all(params.top_p, weights, space), weights, row.vocab);
+    kept = kept_by(top_p_of_all(params.top_p, weights, row.num_maxima, space), weights, row.vocab);
   const float min_p = static_cast<float>(params.min_p);
   return min_p > kept.smallest ? Kept{min_p, row.vocab - 1} : kept;
 }

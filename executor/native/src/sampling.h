@@ -40,11 +40,11 @@ enum class Purpose : int64_t {
 
 struct Draw {
   const SamplingParams* params;
-  int64_t row;  // of the logits; several draws may share one
   Purpose purpose;
   int64_t num_top;  // at most `vocab`
+  int64_t row;      // of the logits; several draws may share one
   double uniform;   // in [0, 1); read only where the temperature is not 0
-  // Prompt and output so far; read only where a penalty looks at them.
+  // Prompt and output so far; read only where a penalty or `min_tokens` looks at them.
   const int64_t* tokens;
   int64_t num_tokens;
   int64_t num_output_tokens;

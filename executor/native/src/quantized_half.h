@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -13,15 +14,14 @@
 namespace octavo {
 
 inline float half_to_float(uint16_t half) {
-  const int exponent = (half >> 10) & 31;
-  const float fraction = static_cast<float>(half & 1023);
+  const int32_t size = half & 0x7fff;
   float value;
-  if (exponent == 31) {
-    value = half & 1023 ? NAN : INFINITY;
-  } else if (exponent == 0) {
-    value = std::ldexp(fraction, -24);
+  if (size < 0x400) {
+    value = static_cast<float>(size) * 0x1p-24f;
   } else {
-    value = std::ldexp(fraction + 1024.0f, exponent - 25);
+    // Infinity and NaN have the largest exponent here and there.
+    const int32_t bits = (size << 13) + ((size < 0x7c00 ? 127 - 15 : 255 - 31) << 23);
+    std::memcpy(&value, &bits, sizeof value);
   }
   return half & 0x8000 ? -value : value;
 }
@@ -47,9 +47,11 @@ inline Vec load_half(const uint16_t* p) {
 #elif defined(__F16C__)
   return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #else
-  float values[kLanes];
-  for (int i = 0; i < kLanes; ++i) values[i] = half_to_float(p[i]);
-  return load(values);
+  const IVec bits = __builtin_convertvector(*reinterpret_cast<const HalfBitsAt*>(p), IVec);
+  const IVec size = bits & 0x7fff;
+  const IVec small = as_bits(__builtin_convertvector(size, Vec) * broadcast(0x1p-24f));
+  const IVec exponent = size < 0x7c00 ? IVec{} + ((127 - 15) << 23) : IVec{} + ((255 - 31) << 23);
+  return as_floats((size < 0x400 ? small : (size << 13) + exponent) | ((bits & 0x8000) << 16));
 #endif
 }
 

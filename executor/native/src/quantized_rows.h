@@ -6,10 +6,20 @@
 
 namespace octavo {
 
+// Some rows, that are multiplied at once: what they have in one place lies together.
+struct QuantizedBlock {
+  int64_t rows;
+  int8_t* codes;     // [inputs / 4][rows][4]
+  float* scales;     // [groups][rows]
+  float* sums;       // [groups][rows] of the group's scale * code
+  int32_t* offsets;  // [groups][rows] of -128 * code
+};
+
 // Rows of activations: scale * code for each group of kGroup inputs.
-struct QuantizedRows {
+class QuantizedRows {
+ public:
   // In memory of `bytes(rows, inputs)`, aligned to 64 bytes.
-  QuantizedRows(void* memory, int64_t rows, int64_t inputs);
+  QuantizedRows(void* memory, int64_t rows, int64_t rows_in_block, int64_t inputs);
 
   static size_t bytes(int64_t rows, int64_t inputs);
 
@@ -17,12 +27,15 @@ struct QuantizedRows {
   // activation or a NaN gets NaN for its scale.
   void quantize(int64_t row, const float* x) const;
 
-  int64_t inputs;
-  int64_t groups;
-  int8_t* codes;    // [rows][inputs]
-  float* scales;    // [rows][groups]
-  float* sums;      // [rows][groups] of the group's scale * code
-  int32_t* totals;  // [rows][groups] of the group's codes
+  // Which begins with `row`.
+  QuantizedBlock block(int64_t row) const;
+
+ private:
+  int64_t rows_;
+  int64_t rows_in_block_;
+  int64_t inputs_;
+  int64_t groups_;
+  QuantizedBlock all_;
 };
 
 }  // namespace octavo

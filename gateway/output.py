@@ -106,11 +106,7 @@ class SequenceOutput:
         score: float | None,
     ) -> Chunk:
         position = self.num_tokens
-        text = ""
-        for token_id in token_ids:
-            text += self._text_of(token_id)
-            if self._stops.stopped:
-                break
+        text = self._text_of(token_ids)
         if backend_reason is not None:
             text += self._stops.add(self._detokenizer.finish()) + self._stops.finish()
         self.finish_reason = FinishReason.STOP if self._stops.stopped else backend_reason
@@ -125,11 +121,19 @@ class SequenceOutput:
             score=score,
         )
 
-    def _text_of(self, token_id: int) -> str:
-        """The text to send on with one more token, up to a stop string."""
-        self.num_tokens += 1
-        text = self._detokenizer.add((token_id,))
-        return text if self.num_tokens < self._min_tokens else self._stops.add(text)
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        """The text to send on with more tokens, up to a stop string."""
+        if not self._stops:
+            self.num_tokens += len(token_ids)
+            return self._detokenizer.add(token_ids)
+        text = ""
+        for token_id in token_ids:
+            self.num_tokens += 1
+            new = self._detokenizer.add((token_id,))
+            text += new if self.num_tokens < self._min_tokens else self._stops.add(new)
+            if self._stops.stopped:
+                break
+        return text
 
 
 class RequestOutput:

@@ -45,6 +45,10 @@ class StopMatcher:
         self._held = ""
         self.stopped = False
 
+    def __bool__(self) -> bool:
+        """Whether there are any stop strings."""
+        return bool(self._patterns)
+
     def add(self, text: str) -> str:
         """The text that is now known to come before any stop string. Empty once one has been found."""
         if self.stopped:

@@ -107,16 +107,30 @@ class Abort(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., sequence_index: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("backend", "updates", "ends", "progress")
+    __slots__ = ("backend", "updates", "ends", "progress", "tokens")
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     backend: BackendState
     updates: _containers.RepeatedCompositeFieldContainer[SequenceUpdate]
     ends: _containers.RepeatedCompositeFieldContainer[RequestEnd]
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
-    def __init__(self, backend: _Optional[_Union[BackendState, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[SequenceUpdate, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+    tokens: TokenColumns
+    def __init__(self, backend: _Optional[_Union[BackendState, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[SequenceUpdate, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ...) -> None: ...
+
+class TokenColumns(_message.Message):
+    __slots__ = ("handles", "sequence_indices", "positions", "token_ids")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_INDICES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    sequence_indices: bytes
+    positions: bytes
+    token_ids: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., sequence_indices: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("handle", "prefill")

@@ -14,8 +14,8 @@ Outcome: TypeAlias = "bytes | Exception | None"
 class StepThread:
     """Runs steps in the order in which they come: the next one starts the moment the one before is done.
 
-    Steps come and results go as bytes, so that the event loop, which shares Python's lock with this thread, has as little
-    to do as possible.
+    Steps come and results go as bytes, so that the event loop, which shares Python's lock with this thread, has as
+    little to do as possible.
 
     Args:
         run: one step.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from gateway.errors import InvalidArgument, NotFound, PermissionDenied, RequestError
-from gateway.output import Chunk, FinishReason, RequestOutput, TokenLogprobs
+from gateway.output import Chunk, FinishReason, TokenLogprobs
 from gateway.prepared import BeamSearch, PreparedRequest
 from gateway.request import (
     ChatMessage,
@@ -23,7 +25,8 @@ from gateway.request import (
 )
 from gateway.scope import TENANT_SCOPE, CacheScope, ScopeLevel
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
-from services.rpc.columns import pack_int32
+from services.gateway.request_stream import Update
+from services.rpc.columns import pack_int32, unpack_int32, unpack_int64
 from services.rpc.status import CODES, RpcError
 
 _REASONS = {
@@ -190,14 +193,56 @@ def _encode_beam_search(beam: BeamSearch) -> kvmanager_pb2.BeamSearch:
 # --- From the KV manager, and to clients ----------------------------------------------------------------------------
 
 
-def add_update(output: RequestOutput, update: kvmanager_pb2.SequenceUpdate) -> Chunk | None:
-    """Hands new tokens to the request's output. Returns what there is to send on."""
-    logprobs = [
-        TokenLogprobs(each.logprob, list(each.top_token_ids), list(each.top_logprobs)) for each in update.logprobs
-    ]
-    reason = _REASONS[update.finish_reason]
-    score = update.score if update.HasField("score") else None
-    return output.add(update.sequence_index, update.position, list(update.token_ids), logprobs, reason, score)
+def decode_tokens(columns: kvmanager_pb2.TokenColumns) -> Iterator[tuple[int, Update]]:
+    """One token of each of many sequences, by handle.
+
+    Raises:
+        ValueError: the columns have not the same length.
+    """
+    handles, positions = unpack_int64(columns.handles), unpack_int32(columns.positions)
+    indices = unpack_int32(columns.sequence_indices) or [0] * len(handles)
+    token_ids = unpack_int32(columns.token_ids)
+    for handle, index, position, token_id in zip(handles, indices, positions, token_ids, strict=True):
+        yield handle, Update(index, position, [token_id])
+
+
+def decode_update(update: kvmanager_pb2.SequenceUpdate) -> Update:
+    return Update(
+        update.sequence_index,
+        update.position,
+        list(update.token_ids),
+        [TokenLogprobs(each.logprob, list(each.top_token_ids), list(each.top_logprobs)) for each in update.logprobs],
+        _REASONS[update.finish_reason],
+        update.score if update.HasField("score") else None,
+    )
+
+
+class ResponseEncoder:
+    """Chunks of one request as the bytes of responses.
+
+    Most have the same few fields. They are set in a message that has the others already, which takes a third of the
+    time of making one.
+    """
+
+    def __init__(self, request: PreparedRequest) -> None:
+        self._request = request
+        self._plain = inference_pb2.GenerateResponse(request_id=request.request_id)
+
+    def progress(self, progress: inference_pb2.PrefillProgress) -> bytes:
+        return inference_pb2.GenerateResponse(
+            request_id=self._request.request_id, progress=progress
+        ).SerializeToString()
+
+    def chunk(self, chunk: Chunk, sequence_index: int, usage: common_pb2.Usage | None = None) -> bytes:
+        """Log probabilities are left out unless the request asked for them."""
+        if usage is not None or self._request.shows_logprobs or chunk.finish_reason is not None:
+            return encode_chunk(chunk, self._request, sequence_index, usage).SerializeToString()
+        message = self._plain
+        message.sequence_index = sequence_index
+        message.position = chunk.position
+        message.token_ids[:] = chunk.token_ids
+        message.text = chunk.text
+        return message.SerializeToString()
 
 
 def encode_chunk(

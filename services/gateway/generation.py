@@ -9,8 +9,8 @@ from gateway.gateway import Gateway
 from gateway.output import Chunk
 from gateway.prepared import PreparedRequest
 from octavo.v1 import common_pb2, inference_pb2
-from services.gateway.codec import add_update, backend_error, encode_chunk
-from services.gateway.kvmanager_link import Delivery, RequestStream
+from services.gateway.codec import ResponseEncoder, backend_error
+from services.gateway.request_stream import Delivery, RequestStream
 
 
 class Generation:
@@ -21,12 +21,14 @@ class Generation:
     Attributes:
         usage: Of the request, when it is over. Completion tokens are those that were handed out.
         finish_reasons: Of the sequences that have ended.
+        over: Whether the response with the usage has come.
     """
 
     def __init__(self, gateway: Gateway, request: PreparedRequest, stream: RequestStream) -> None:
         self._request = request
         self._stream = stream
         self._output = gateway.output(request)
+        self._encoder = ResponseEncoder(request)
         self._best_of: BestOf | None = None
         if request.kept < request.n:
             self._best_of = BestOf(request.n, request.kept, shows_logprobs=request.shows_logprobs)
@@ -34,34 +36,37 @@ class Generation:
         self._computed_tokens = 0
         self.usage = common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids))
         self.finish_reasons: list[str] = []
+        self.over = False
 
-    async def responses(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Ends after the response with the usage.
+    async def responses(self) -> AsyncIterator[bytes]:
+        """`GenerateResponse` messages. Ends after the one with the usage.
 
         Raises:
             RpcError: the request was refused or ended early.
         """
-        held: tuple[int, Chunk] | None = None
+        encoder = self._encoder
+        held: tuple[Chunk, int] | None = None
         while True:
             delivery = await self._stream.next()
             if delivery.progress is not None and self._is_new(delivery.progress):
-                yield inference_pb2.GenerateResponse(request_id=self._request.request_id, progress=delivery.progress)
+                yield encoder.progress(delivery.progress)
             for index, chunk in self._chunks(delivery):
                 self._note(chunk)
                 if held is not None:
-                    yield encode_chunk(held[1], self._request, held[0])
+                    yield encoder.chunk(*held)
                     held = None
                 if self._output.finished or self._request.ranked_by_backend:
-                    held = index, chunk
+                    held = chunk, index
                 else:
-                    yield encode_chunk(chunk, self._request, index)
+                    yield encoder.chunk(chunk, index)
             if delivery.end is not None:
                 if delivery.end.HasField("error"):
                     raise backend_error(delivery.end.error)
                 self.usage.cached_tokens = delivery.end.usage.cached_tokens
                 self.usage.prefix_match_end = delivery.end.usage.prefix_match_end
                 assert held is not None, "the request ended before its last sequence"
-                yield encode_chunk(held[1], self._request, held[0], self.usage)
+                self.over = True
+                yield encoder.chunk(*held, self.usage)
                 return
 
     def _is_new(self, progress: inference_pb2.PrefillProgress) -> bool:
@@ -76,7 +81,9 @@ class Generation:
         chunks: list[tuple[int, Chunk]] = []
         for update in delivery.updates:
             index = update.sequence_index
-            chunk = add_update(self._output, update)
+            chunk = self._output.add(
+                index, update.position, update.token_ids, update.logprobs, update.finish_reason, update.score
+            )
             if chunk is None:
                 continue
             if chunk.ended_here:

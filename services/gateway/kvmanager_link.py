@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
 from octavo.v1 import inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
+from services.gateway.codec import decode_tokens, decode_update
+from services.gateway.pacer import Pacer
+from services.gateway.request_stream import RequestStream
 from services.rpc.server import inner_channel
 from services.rpc.status import RpcError
 
@@ -29,51 +31,6 @@ ANSWER_SECONDS = 10.0
 """What the KV manager gets for a question that it answers from memory; one that takes longer hangs."""
 
 
-@dataclass(slots=True)
-class Delivery:
-    """What one message had for one request."""
-
-    progress: inference_pb2.PrefillProgress | None = None
-    updates: list[kvmanager_pb2.SequenceUpdate] = field(default_factory=list)
-    end: kvmanager_pb2.RequestEnd | None = None
-
-
-class RequestStream:
-    """One request's way to the KV manager and back."""
-
-    def __init__(self, link: KVManagerLink, handle: int) -> None:
-        self._link = link
-        self._handle = handle
-        self._deliveries: asyncio.Queue[Delivery | RpcError] = asyncio.Queue()
-        self._over = False
-
-    def deliver(self, delivery: Delivery | RpcError) -> None:
-        self._deliveries.put_nowait(delivery)
-
-    async def next(self) -> Delivery:
-        """What the next message brings.
-
-        Raises:
-            RpcError: the KV manager is gone.
-        """
-        delivery = await self._deliveries.get()
-        if isinstance(delivery, RpcError):
-            self._over = True
-            raise delivery
-        self._over = delivery.end is not None
-        return delivery
-
-    def end_sequence(self, sequence_index: int) -> None:
-        """One sequence is complete before the KV manager knows."""
-        self._link.abort(kvmanager_pb2.Abort(handle=self._handle, sequence_index=sequence_index))
-
-    def close(self) -> None:
-        """Gives the request up, unless it has ended."""
-        self._link.forget(self._handle)
-        if not self._over:
-            self._link.abort(kvmanager_pb2.Abort(handle=self._handle))
-
-
 class KVManagerLink:
     """Stays attached. Requests that run when the stream breaks end with UNAVAILABLE.
 
@@ -87,6 +44,7 @@ class KVManagerLink:
         self._on_change = on_change
         self._handles = count(1)
         self._requests: dict[int, RequestStream] = {}
+        self._pacer = Pacer(self._requests.__len__)
         self._outbox: asyncio.Queue[kvmanager_pb2.AttachRequest] = asyncio.Queue()
         self._attached = False
         self._backend = kvmanager_pb2.BackendState()
@@ -109,15 +67,18 @@ class KVManagerLink:
             raise _unavailable("no executor is connected")
         return self._backend.model
 
-    def submit(self, make: Callable[[int], kvmanager_pb2.Submission]) -> RequestStream:
+    def submit(self, make: Callable[[int], kvmanager_pb2.Submission], interval: float = 0.0) -> RequestStream:
         """Sends a request, made for its handle on this stream.
+
+        Args:
+            interval: Seconds between two deliveries of its tokens, where they are not to come one by one.
 
         Raises:
             RpcError: UNAVAILABLE while there is no KV manager.
         """
         self._check_attached()
         handle = next(self._handles)
-        stream = self._requests[handle] = RequestStream(self, handle)
+        stream = self._requests[handle] = RequestStream(handle, self.abort, self._forget, self._pacer, interval)
         self._outbox.put_nowait(kvmanager_pb2.AttachRequest(submissions=[make(handle)]))
         return stream
 
@@ -158,8 +119,7 @@ class KVManagerLink:
         if self._attached:
             self._outbox.put_nowait(kvmanager_pb2.AttachRequest(aborts=[abort]))
 
-    def forget(self, handle: int) -> None:
-        """Nobody waits for this request any more."""
+    def _forget(self, handle: int) -> None:
         self._requests.pop(handle, None)
 
     async def run(self) -> None:
@@ -177,6 +137,8 @@ class KVManagerLink:
                 reason = f"{error.code().name}: {error.details()}"
             except asyncio.InvalidStateError:
                 reason = "the stream is closed"
+            except ValueError as error:
+                reason = f"a message that makes no sense: {error}"
             quiet = quiet and not self._attached
             log.log(logging.DEBUG if quiet else logging.WARNING, "KV manager away", extra={"reason": reason})
             quiet = True
@@ -206,24 +168,26 @@ class KVManagerLink:
             self._attached = True
             self._on_change()
             log.info("backend", extra={"ready": message.backend.ready, "epoch": message.backend.epoch})
-        deliveries: dict[int, Delivery] = {}
+        find = self._requests.get
         for progress in message.progress:
-            deliveries.setdefault(progress.handle, Delivery()).progress = progress.prefill
+            if (stream := find(progress.handle)) is not None:
+                stream.add_progress(progress.prefill)
+        for handle, tokens in decode_tokens(message.tokens):
+            if (stream := find(handle)) is not None:
+                stream.add(tokens)
         for update in message.updates:
-            deliveries.setdefault(update.handle, Delivery()).updates.append(update)
+            if (stream := find(update.handle)) is not None:
+                stream.add(decode_update(update))
         for end in message.ends:
-            deliveries.setdefault(end.handle, Delivery()).end = end
-        for handle, delivery in deliveries.items():
-            stream = self._requests.get(handle)
-            if stream is not None:
-                stream.deliver(delivery)
+            if (stream := find(end.handle)) is not None:
+                stream.end(end)
 
     def _lose(self) -> None:
         """The stream is gone, and with it whatever was on its way."""
         self._attached = False
         self._outbox = asyncio.Queue()
         for stream in self._requests.values():
-            stream.deliver(_unavailable("the connection to the KV manager was lost"))
+            stream.fail(_unavailable("the connection to the KV manager was lost"))
         self._requests.clear()
         self._on_change()
 

@@ -10,7 +10,8 @@ import grpc
 from gateway.prepared import PreparedRequest
 from octavo.v1 import common_pb2, inference_pb2
 from services.gateway.codec import backend_error, encode_submission
-from services.gateway.kvmanager_link import KVManagerLink, RequestStream
+from services.gateway.kvmanager_link import KVManagerLink
+from services.gateway.request_stream import RequestStream
 from services.rpc.status import RpcError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -64,7 +64,7 @@ class GenerationServicer:
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service as grpc wants it."""
         methods = {
-            "Generate": grpc.unary_stream_rpc_method_handler(self.generate, response_serializer=_serialize),
+            "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
             "Tokenize": self._unary(self.tokenize),
             "ListModels": self._unary(self.list_models),
             "PinPrefix": self._unary(self.pin_prefix),
@@ -86,13 +86,12 @@ class GenerationServicer:
 
     # Generating
 
-    async def generate(self, data: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    async def generate(self, data: bytes, context: Context) -> None:
         self._on_call(context)
         try:
             with self._span("chat", context) as span:
                 request = await self._prepare(data, context)
-                async for response in self._generate(request, span):
-                    yield response
+                await self._generate(request, span, context)
         except RpcError as error:
             await abort(context, error)
 
@@ -104,9 +103,7 @@ class GenerationServicer:
         )
         return _within_deadline(prepared, context)
 
-    async def _generate(
-        self, request: PreparedRequest, span: RequestSpan
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    async def _generate(self, request: PreparedRequest, span: RequestSpan, context: Context) -> None:
         """Whatever ends this, the client's going away included, ends the request at the KV manager."""
         key = request.tenant, request.request_id
         if key in self._running:
@@ -117,9 +114,9 @@ class GenerationServicer:
         generation = Generation(self._gateway, request, stream)
         try:
             async for response in generation.responses():
-                if response.HasField("usage"):
+                if generation.over:
                     span.end(_span_attributes(request, generation))
-                yield response
+                await _write(context, response)
         finally:
             self._running.discard(key)
             stream.close()
@@ -179,6 +176,14 @@ class GenerationServicer:
             return await asyncio.to_thread(call, limits)
         except RequestError as error:
             raise core_error(error) from error
+
+
+async def _write(context: Context, response: bytes) -> None:
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError as failure:
+        # The call ended at this very moment: its client left, or its own deadline came. There is nobody to tell.
+        raise asyncio.CancelledError from failure
 
 
 def _serialize(message: Message) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from octavo.v1 import common_pb2, kvmanager_pb2, kvmanager_pb2_grpc
-from services.rpc.columns import pack_int32
+from services.rpc.columns import pack_int32, unpack_int32, unpack_int64
 
 PATIENCE = 30.0
 
@@ -68,7 +68,7 @@ class InnerGateway:
                 for progress in message.progress:
                     prefill = progress.prefill
                     self._replies[progress.handle].progress.append((prefill.computed_tokens, prefill.prompt_tokens))
-                for update in message.updates:
+                for update in (*_plain_updates(message.tokens), *message.updates):
                     self._replies[update.handle].take(update)
                 for end in message.ends:
                     self._replies[end.handle].end = end
@@ -116,3 +116,14 @@ class InnerGateway:
     async def close(self) -> None:
         self._call.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
+
+
+def _plain_updates(columns: kvmanager_pb2.TokenColumns) -> list[kvmanager_pb2.SequenceUpdate]:
+    handles, positions = unpack_int64(columns.handles), unpack_int32(columns.positions)
+    indices = unpack_int32(columns.sequence_indices) or [0] * len(handles)
+    return [
+        kvmanager_pb2.SequenceUpdate(handle=handle, sequence_index=index, position=position, token_ids=[token])
+        for handle, index, position, token in zip(
+            handles, indices, positions, unpack_int32(columns.token_ids), strict=True
+        )
+    ]

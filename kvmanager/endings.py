@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvmanager.counters import Counters
 from kvmanager.errors import RequestError
 from kvmanager.events import Event, EventKind, EventSink
-from kvmanager.request import FinishReason, Request
+from kvmanager.request import FinishReason, Request, Sequence
 from kvmanager.step import Outputs, RequestEnd, SequenceUpdate, Usage
 
 
@@ -29,6 +29,35 @@ def send_best_beams(request: Request, outputs: Outputs) -> None:
         else:
             tokens, reason, score = [], FinishReason.LENGTH, float("-inf")
         outputs.updates.append(SequenceUpdate(request.spec.handle, index, 0, tokens, [], reason, score))
+
+
+def shorten(request: Request, room: int, outputs: Outputs) -> None:
+    """Ends sequences of a request that no executor holds, where they are as long as any takes now, or longer."""
+    if room >= request.max_length:
+        return
+    request.max_length = room
+    if request.beams is not None:
+        beams = [each.token_ids[each.prompt_length :] for each in request.sequences]
+        request.beams.shrink(room - len(request.spec.prompt_token_ids), beams)
+        if request.beams.done:
+            send_best_beams(request, outputs)
+            for beam in request.sequences:
+                beam.finished = True
+        return
+    for sequence in request.unfinished():
+        if len(sequence.token_ids) >= room:
+            _cut(sequence, outputs)
+    if request.ranked and not request.unfinished():
+        send_best_samples(request, outputs)
+
+
+def _cut(sequence: Sequence, outputs: Outputs) -> None:
+    """Ends a sequence with a word to its gateway but no token."""
+    sequence.finished = True
+    sequence.finish_reason = FinishReason.LENGTH
+    if sequence.request.streamed:
+        handle, reason = sequence.handle, FinishReason.LENGTH
+        outputs.updates.append(SequenceUpdate(handle, sequence.sample_index, sequence.num_output, [], [], reason))
 
 
 def end_request(

@@ -52,12 +52,16 @@ class PrefixLookup:
             contents.append(Content(identity, parent, tokens, scope, likeness))
             parent = identity
 
+    def contents_before_last_token(self, sequence: Sequence) -> list[Content]:
+        """Of all blocks that the sequence could be given, known tokens only."""
+        return self.contents(sequence, (len(sequence.token_ids) - 1) // self._block_size)
+
     def match(self, sequence: Sequence) -> list[Block]:
         """The longest chain of blocks, of either tier, that the sequence can start with.
 
         Even where everything is there the last token is left out: its logits choose the next one.
         """
-        contents = self.contents(sequence, (len(sequence.token_ids) - 1) // self._block_size)
+        contents = self.contents_before_last_token(sequence)
         matched = self._device.cache.match(contents)
         if not len(self._host.cache) or not self._costs.fetches_from_host:
             return matched

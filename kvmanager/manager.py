@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from itertools import count
 
-from kvmanager import router
 from kvmanager.accounts import Quota
 from kvmanager.beam_search import BeamSearch
 from kvmanager.capacity import Capacity
@@ -16,7 +15,7 @@ from kvmanager.content import Identify, ScopeMap, block_identity
 from kvmanager.cost_model import CostModel, Preemption
 from kvmanager.counters import Counters
 from kvmanager.deadlines import Deadlines
-from kvmanager.endings import end_request, send_best_beams, send_best_samples
+from kvmanager.endings import end_request, shorten
 from kvmanager.errors import (
     DeadlineExceeded,
     ExecutorFailed,
@@ -31,11 +30,12 @@ from kvmanager.memory import Memory
 from kvmanager.pins import LostPin, Pin, Pins
 from kvmanager.policies import make_policy
 from kvmanager.replica import Replica
-from kvmanager.request import FinishReason, Request, Sequence
+from kvmanager.request import Request, Sequence
+from kvmanager.router import Router
 from kvmanager.scheduler import Limits, Scheduler
 from kvmanager.sequences import SequenceFactory
 from kvmanager.spec import RequestSpec
-from kvmanager.step import Outputs, SequenceUpdate, Speeds, StepBatch, StepResult
+from kvmanager.step import Outputs, Speeds, StepBatch, StepResult
 
 MAX_LOSSES = 5
 """So many executors may be lost under a request without a token in between before it is given up, so that a request
@@ -82,6 +82,7 @@ class KVManager:
         self._requests: dict[Hashable, Request] = {}
         self._homes: dict[Hashable, Replica] = {}
         self._homeless: dict[Hashable, Request] = {}
+        self._router = Router(prefix_caching)
         self._deadlines = Deadlines()
         self._sequences = SequenceFactory()
         self._arrivals = count(1)
@@ -129,6 +130,7 @@ class KVManager:
         self.kv_events.append(AllBlocksCleared(name))
         requests = replica.scheduler.hand_over_all(now)
         self.pins.lost(replica)
+        self._router.lost(replica)
         self._compute_lost_pins(now)
         for request in sorted(requests, key=lambda each: each.arrival):
             if not self.replicas and request.spec.pin is None:
@@ -209,7 +211,7 @@ class KVManager:
         request.forked = spec.num_sequences == 1 and spec.beam is None
         self._sequences.add(request, 0, array("i", spec.prompt_token_ids))
         able = [replica for replica, room in rooms.items() if room >= request.max_length]
-        home = router.choose(request, able) if able else None
+        home = self._router.choose(request, able) if able else None
         if spec.pin is not None:
             self._pin(request, home)
         self._requests[spec.handle] = request
@@ -219,8 +221,7 @@ class KVManager:
         if home is None:
             self._homeless[spec.handle] = request
         else:
-            self._homes[spec.handle] = home
-            home.scheduler.enqueue(request)
+            self._enqueue(request, home)
         self._emit(Event(EventKind.QUEUED, now, spec.handle))
 
     def _pin(self, request: Request, home: Replica | None) -> None:
@@ -264,6 +265,7 @@ class KVManager:
         handle = request.spec.handle
         self._homes.pop(handle, None)
         self._homeless.pop(handle, None)
+        self._router.left(request)
         try:
             if request.num_losses >= MAX_LOSSES:
                 raise ExecutorFailed(f"{request.num_losses} executors in a row failed while this request ran")
@@ -272,45 +274,22 @@ class KVManager:
             if not rooms:
                 self._homeless[handle] = request
                 return
-            self._shorten(request, max(rooms.values()), outputs, now)
+            shorten(request, max(rooms.values()), outputs)
             if not request.unfinished():
                 self._end_homeless(request, outputs, now)
                 return
-            home = router.choose(request, [each for each, room in rooms.items() if room >= request.max_length])
+            home = self._router.choose(request, [each for each, room in rooms.items() if room >= request.max_length])
             if request.spec.pin is not None:
                 self._pin(request, home)
         except RequestError as error:
             self._end_homeless(request, outputs, now, error)
             return
-        self._homes[handle] = home
+        self._enqueue(request, home)
+
+    def _enqueue(self, request: Request, home: Replica) -> None:
+        self._homes[request.spec.handle] = home
+        self._router.placed(request, home)
         home.scheduler.enqueue(request)
-
-    def _shorten(self, request: Request, room: int, outputs: Outputs, now: float) -> None:
-        """Ends sequences that are longer than any executor takes now."""
-        if room >= request.max_length:
-            return
-        request.max_length = room
-        if request.beams is not None:
-            beams = [each.token_ids[each.prompt_length :] for each in request.sequences]
-            request.beams.shrink(room - len(request.spec.prompt_token_ids), beams)
-            if request.beams.done:
-                send_best_beams(request, outputs)
-                for beam in request.sequences:
-                    beam.finished = True
-            return
-        for sequence in request.unfinished():
-            if len(sequence.token_ids) >= room:
-                self._cut(sequence, outputs)
-        if request.ranked and not request.unfinished():
-            send_best_samples(request, outputs)
-
-    def _cut(self, sequence: Sequence, outputs: Outputs) -> None:
-        """Ends a sequence that is as long as it may get, with a word to its gateway but no token."""
-        sequence.finished = True
-        sequence.finish_reason = FinishReason.LENGTH
-        if sequence.request.streamed:
-            handle, reason = sequence.handle, FinishReason.LENGTH
-            outputs.updates.append(SequenceUpdate(handle, sequence.sample_index, sequence.num_output, [], [], reason))
 
     def _end_homeless(
         self, request: Request, outputs: Outputs, now: float, error: RequestError | None = None, detail: str = ""
@@ -384,6 +363,7 @@ class KVManager:
                 continue  # settled already
             self._homes.pop(end.handle, None)
             self._homeless.pop(end.handle, None)
+            self._router.left(request)
             self._policy.left(request.spec.tenant)
             order = request.spec.pin
             if order is not None and (pin := self.pins.get(order.pin_id)) and pin.blocks is None:
@@ -415,8 +395,8 @@ class KVManager:
             room = replica.memory.pool.num_available > replica.memory.capacity.worst_case(head.spec, head.max_length)
             if room and scheduler.num_rows + head.spec.num_sequences <= self._limits.max_sequences:
                 if head.max_length <= self._rooms(head).get(replica, 0) and other.scheduler.hand_over(head):
-                    self._homes[head.spec.handle] = replica
-                    scheduler.enqueue(head)
+                    self._router.left(head)
+                    self._enqueue(head, replica)
                 return
 
     def apply(self, executor: str, result: StepResult, now: float) -> Outputs:
@@ -492,6 +472,7 @@ class KVManager:
 
     def check_integrity(self) -> None:
         """Asserts every invariant of queues, tables, pools and prefix caches. Linear in blocks."""
+        self._router.check_integrity({self._requests[handle]: home for handle, home in self._homes.items()})
         placed: Counter[Hashable] = Counter(list(self._homeless))
         for replica in self.replicas.values():
             replica.check_integrity()

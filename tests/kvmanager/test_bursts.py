@@ -232,3 +232,32 @@ def test_requests_go_where_their_prefix_is_under_way():
     h.run_and_check()
     assert len({event.executor for event in h.events if event.kind is EventKind.ADMITTED}) == 1
     assert computed_tokens(h) <= COMMON + 8 * OWN
+
+
+def test_a_burst_is_spread_by_what_each_executor_has_to_compute():
+    """One has the prefix; on the other the first of those that go there computes it for the rest, who know that."""
+    h = harness(num_executors=2, max_batched_tokens=512)
+    common = h.prompt(COMMON)
+    h.submit("before", [*common, 49], max_tokens=1)
+    h.run()
+    burst(h, common, max_tokens=4)
+    h.run_and_check()
+    computed = dict.fromkeys(h.oracles, 0)
+    for event in h.events:
+        if event.kind is EventKind.PREFILL and event.handle != "before":
+            computed[event.executor] += event.value
+    assert sum(computed.values()) <= COMMON + NUM_REQUESTS * OWN
+    assert max(computed.values()) < 1.4 * min(computed.values())
+
+
+def test_a_prefix_is_not_expected_of_a_request_that_has_left():
+    h = harness(num_executors=2, max_batched_tokens=512)
+    common = h.prompt(COMMON)
+    h.submit("leaves", [*common, 1], max_tokens=4)
+    h.abort("leaves")
+    del h.specs["leaves"]
+    h.submit("other", h.prompt(400), max_tokens=4)  # where the first one was
+    h.submit("next", [*common, 2], max_tokens=4)
+    h.run_and_check()
+    homes = {event.handle: event.executor for event in h.events if event.kind is EventKind.ADMITTED}
+    assert homes["next"] != homes["other"]

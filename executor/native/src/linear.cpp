@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "linear_amx.h"
 #include "linear_float.h"
 #include "panels.h"
 #include "quantized.h"
@@ -50,13 +51,16 @@ void unpack(WeightKind kind, int64_t outputs, int64_t inputs, const void* packed
 }
 
 size_t linear_workspace_bytes(WeightKind kind, int64_t rows, int64_t inputs) {
-  return is_quantized(kind) ? quantized_workspace_bytes(kind, rows, inputs) : 0;
+  if (is_quantized(kind)) return quantized_workspace_bytes(kind, rows, inputs);
+  return kHasAmx && kind == WeightKind::kBfloat16 ? amx_workspace_bytes(rows, inputs) : 0;
 }
 
 void linear(Team& team, const Linear& weight, const float* x, int64_t x_stride, int64_t rows, float* y,
             int64_t y_stride, Epilogue epilogue, void* workspace) {
   if (is_quantized(weight.kind))
     quantized_linear(team, weight, x, x_stride, rows, y, y_stride, epilogue, workspace);
+  else if (kHasAmx && weight.kind == WeightKind::kBfloat16)
+    amx_linear(team, weight, x, x_stride, rows, y, y_stride, epilogue, workspace);
   else
     float_linear(team, weight, x, x_stride, rows, y, y_stride, epilogue);
 }

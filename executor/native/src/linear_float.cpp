@@ -39,7 +39,6 @@ class Product {
         y_(y),
         y_stride_(y_stride),
         epilogue_(epilogue),
-        panel_bytes_(Panels::panel_bytes(weight.inputs)),
         pairs_(divided_up(weight.outputs, kPair)) {}
 
   void run(Team& team) const {
@@ -102,11 +101,7 @@ class Product {
     }
   }
 
-  // From input k on, which is even.
-  PanelPair panels(int64_t pair, int64_t k) const {
-    const uint8_t* first = static_cast<const uint8_t*>(weight_.weights) + 2 * pair * panel_bytes_;
-    return {first + Panels::panel_bytes(k), (2 * pair + 1) * kPanel < weight_.outputs ? panel_bytes_ : 0};
-  }
+  PanelPair panels(int64_t pair, int64_t k) const { return panel_pair<Panels>(weight_, pair, k); }
 
   const Linear& weight_;
   const float* const x_;
@@ -115,7 +110,6 @@ class Product {
   float* const y_;
   const int64_t y_stride_;
   const Epilogue epilogue_;
-  const int64_t panel_bytes_;
   const int64_t pairs_;
 };
 

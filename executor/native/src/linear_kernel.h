@@ -15,8 +15,6 @@
 
 namespace octavo {
 
-constexpr int64_t kPair = 2 * kPanel;  // outputs that are computed together: a panel of gates and one of ups
-
 // Accumulators are kTileRows rows of kTileParts vectors. They, the weights and one broadcast x fill the registers.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 13, kTileParts = 2;
@@ -32,12 +30,6 @@ struct Ahead {
   const uint8_t* line;
   int64_t distance;
   int64_t step;
-};
-
-// Two panels of a matrix, from the same k on.
-struct PanelPair {
-  const uint8_t* first;
-  int64_t distance;  // bytes from the first to the second; 0: there is none, and the first one counts twice
 };
 
 // kLanes outputs of a panel: the weights of one k, or of the one after it.

@@ -7,6 +7,7 @@
 namespace octavo {
 
 constexpr int kParts = kPanel / kLanes;  // vectors that hold one k of a panel
+constexpr int64_t kPair = 2 * kPanel;    // outputs that are computed together: a panel of gates and one of ups
 
 struct FloatPanels {
   static constexpr int64_t panel_bytes(int64_t inputs) { return inputs * kPanel * 4; }
@@ -41,5 +42,19 @@ struct Bf16Panels {
     return (input / 2 * kPanel + output) * 2 + input % 2;
   }
 };
+
+// Two neighbouring panels of a matrix, from the same k on.
+struct PanelPair {
+  const uint8_t* first;
+  int64_t distance;  // bytes from the first to the second; 0: there is none, and the first one counts twice
+};
+
+// `k` is even.
+template <typename Panels>
+PanelPair panel_pair(const Linear& weight, int64_t pair, int64_t k) {
+  const int64_t bytes = Panels::panel_bytes(weight.inputs);
+  const uint8_t* first = static_cast<const uint8_t*>(weight.weights) + 2 * pair * bytes + Panels::panel_bytes(k);
+  return {first, (2 * pair + 1) * kPanel < weight.outputs ? bytes : 0};
+}
 
 }  // namespace octavo

@@ -193,17 +193,15 @@ def _encode_beam_search(beam: BeamSearch) -> kvmanager_pb2.BeamSearch:
 # --- From the KV manager, and to clients ----------------------------------------------------------------------------
 
 
-def decode_tokens(columns: kvmanager_pb2.TokenColumns) -> Iterator[tuple[int, Update]]:
-    """One token of each of many sequences, by handle.
+def decode_tokens(columns: kvmanager_pb2.TokenColumns) -> Iterator[tuple[int, int, int, int]]:
+    """Handle, sequence index, position and token id of each of many sequences.
 
     Raises:
         ValueError: the columns have not the same length.
     """
-    handles, positions = unpack_int64(columns.handles), unpack_int32(columns.positions)
+    handles = unpack_int64(columns.handles)
     indices = unpack_int32(columns.sequence_indices) or [0] * len(handles)
-    token_ids = unpack_int32(columns.token_ids)
-    for handle, index, position, token_id in zip(handles, indices, positions, token_ids, strict=True):
-        yield handle, Update(index, position, [token_id])
+    return zip(handles, indices, unpack_int32(columns.positions), unpack_int32(columns.token_ids), strict=True)
 
 
 def decode_update(update: kvmanager_pb2.SequenceUpdate) -> Update:

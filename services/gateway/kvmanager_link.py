@@ -13,7 +13,7 @@ import grpc
 from octavo.v1 import inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 from services.gateway.codec import decode_tokens, decode_update
 from services.gateway.pacer import Pacer
-from services.gateway.request_stream import RequestStream
+from services.gateway.request_stream import RequestStream, Update
 from services.rpc.server import inner_channel
 from services.rpc.status import RpcError
 
@@ -172,9 +172,9 @@ class KVManagerLink:
         for progress in message.progress:
             if (stream := find(progress.handle)) is not None:
                 stream.add_progress(progress.prefill)
-        for handle, tokens in decode_tokens(message.tokens):
+        for handle, index, position, token_id in decode_tokens(message.tokens):
             if (stream := find(handle)) is not None:
-                stream.add(tokens)
+                stream.add(Update(index, position, [token_id]))
         for update in message.updates:
             if (stream := find(update.handle)) is not None:
                 stream.add(decode_update(update))

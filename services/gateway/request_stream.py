@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.output import FinishReason, TokenLogprobs
@@ -26,7 +26,7 @@ class Update:
     sequence_index: int
     position: int
     token_ids: list[int]
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprobs] = ()
     finish_reason: FinishReason | None = None
     score: float | None = None
 
@@ -36,7 +36,8 @@ class Update:
         if not follows or bool(later.logprobs) != bool(self.logprobs):
             return False
         self.token_ids += later.token_ids
-        self.logprobs += later.logprobs
+        if self.logprobs:
+            self.logprobs = [*self.logprobs, *later.logprobs]
         self.finish_reason, self.score = later.finish_reason, later.score
         return True
 

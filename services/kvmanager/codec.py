@@ -182,7 +182,8 @@ def _decode_candidates(message: executor_pb2.Candidates) -> tuple[list[int], lis
 
 def encode_tokens(sequences: Sequence[RunningSequence], columns: kvmanager_pb2.TokenColumns) -> None:
     """The last tokens of sequences of one gateway, whose number for a request is the second part of its handle."""
-    columns.handles = pack_int64([cast(tuple[int, int], sequence.handle)[1] for sequence in sequences])
+    handles = cast(list[tuple[int, int]], [sequence.handle for sequence in sequences])
+    columns.handles = pack_int64([number for _, number in handles])
     columns.positions = pack_int32([sequence.num_output - 1 for sequence in sequences])
     columns.token_ids = pack_int32([sequence.token_ids[-1] for sequence in sequences])
     indices = [sequence.sample_index for sequence in sequences]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from itertools import count
-from typing import cast
+from typing import Any, cast
 
 from kvmanager.request import Sequence
 from kvmanager.step import Outputs
@@ -72,11 +72,11 @@ class Sessions:
 
     def _add_tokens(self, outputs: Outputs, messages: defaultdict[int, kvmanager_pb2.AttachResponse]) -> None:
         """A step has hundreds of these."""
-        sequences: defaultdict[int, list[Sequence]] = defaultdict(list)
-        for sequence in outputs.tokens:
-            sequences[cast(tuple[int, int], sequence.handle)[0]].append(sequence)
-        for session, members in sequences.items():
-            encode_tokens(members, messages[session].tokens)
+        by_session: defaultdict[int, list[Sequence]] = defaultdict(list)
+        for sequence in cast(list[Any], outputs.tokens):
+            by_session[sequence.handle[0]].append(sequence)
+        for session, sequences in by_session.items():
+            encode_tokens(sequences, messages[session].tokens)
 
     def _send(self, session: int, message: kvmanager_pb2.AttachResponse) -> None:
         outbox = self._outboxes.get(session)

@@ -1,7 +1,7 @@
 """Long columns of numbers travel packed: little-endian, one after the other.
 
 A step packs and unpacks a handful of columns with an entry for each running sequence, so these are made to be fast:
-`struct` packs and `array` unpacks, each in half the time that the other needs.
+`struct` packs and `array` unpacks, each in half the time that the other needs. Most columns of most steps are empty.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def pack_float32(values: Sequence[float]) -> bytes:
 
 def unpack_int32(data: bytes) -> list[int]:
     """Raises ValueError where the length is not a multiple of 4."""
-    return _unpack(array("i", data))
+    return _unpack(array("i", data)) if data else []
 
 
 def unpack_int64(data: bytes) -> list[int]:
     """Raises ValueError where the length is not a multiple of 8."""
-    return _unpack(array("q", data))
+    return _unpack(array("q", data)) if data else []
 
 
 def unpack_float32(data: bytes) -> list[float]:
     """Raises ValueError where the length is not a multiple of 4."""
-    return _unpack(array("f", data))
+    return _unpack(array("f", data)) if data else []
 
 
 def pack_tuples(rows: Iterable[tuple[int, ...]]) -> bytes:
@@ -55,12 +55,12 @@ def pack_int64_tuples(rows: Iterable[tuple[int, ...]]) -> bytes:
 
 def unpack_tuples(data: bytes, width: int) -> list[tuple[int, ...]]:
     """Raises ValueError where the length is not a multiple of 4 * width."""
-    return _tuples(unpack_int32(data), width)
+    return _tuples(unpack_int32(data), width) if data else []
 
 
 def unpack_int64_tuples(data: bytes, width: int) -> list[tuple[int, ...]]:
     """Raises ValueError where the length is not a multiple of 8 * width."""
-    return _tuples(unpack_int64(data), width)
+    return _tuples(unpack_int64(data), width) if data else []
 
 
 def _unpack(column: array[T]) -> list[T]:

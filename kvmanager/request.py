@@ -210,6 +210,13 @@ class Request:
         """Several sequences are sampled, and only the best returned."""
         return self.spec.beam is None and self.spec.best_of > self.spec.n
 
+    @property
+    def most_rows(self) -> int:
+        """Rows that it can have in one step."""
+        if self.forked and self.beams is None:
+            return len(self.unfinished())
+        return self.spec.num_sequences
+
     def cut(self, block_size: int) -> None:
         """Cuts its sequences into blocks of another size. They must not have any yet."""
         self.scopes = ScopeMap(self.spec.spans, block_size)

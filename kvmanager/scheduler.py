@@ -258,7 +258,7 @@ class Scheduler:
             return "", None  # preempted in the step before: the token that is under way comes first
         if _suspect(request) and self.running:
             return "isolation", None
-        if self.num_rows + _rows_of(request) > self.limits.max_sequences:
+        if self.num_rows + request.most_rows > self.limits.max_sequences:
             return "max_sequences", None
         available = self.memory.pool.num_available
         if self.running and request.waiting_reason == "blocks" and available <= request.available_then:
@@ -277,7 +277,7 @@ class Scheduler:
         self.waiting.remove(request)
         self.swapped.pop(request.spec.handle, None)
         self.running[request.spec.handle] = request
-        request.num_rows = _rows_of(request)
+        request.num_rows = request.most_rows
         self.num_rows += request.num_rows
         if _suspect(request):
             self._suspects.add(request)
@@ -294,22 +294,9 @@ class Scheduler:
         return num_tokens
 
     def _announce(self, batch: StepBatch, sequence: Sequence) -> None:
-        request, spec = sequence.request, sequence.request.spec
         sequence.resident = True
         self.sequences[sequence.sequence_id] = sequence
-        batch.new_sequences.append(
-            NewSequence(
-                sequence.sequence_id,
-                sequence.token_ids.tolist(),
-                len(spec.prompt_token_ids),
-                sequence.num_computed,
-                [block.block_id for block in sequence.table],
-                spec.sampling,
-                sequence.sample_index,
-                request.beams.num_candidates if request.beams else 0,
-                request.ranked,
-            )
-        )
+        batch.new_sequences.append(NewSequence.of(sequence))
 
     # Requests come and go
 
@@ -512,10 +499,3 @@ class Scheduler:
 
 def _suspect(request: Request) -> bool:
     return request.num_losses >= SUSPECT_LOSSES
-
-
-def _rows_of(request: Request) -> int:
-    """Rows that it can have at once."""
-    if request.forked and request.beams is None:
-        return len(request.unfinished())
-    return request.spec.num_sequences

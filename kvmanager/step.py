@@ -27,6 +27,22 @@ class NewSequence:
     num_candidates: int = 0
     ranked: bool = False
 
+    @classmethod
+    def of(cls, sequence: Sequence) -> NewSequence:
+        """As the sequence is now."""
+        request = sequence.request
+        return cls(
+            sequence.sequence_id,
+            sequence.token_ids.tolist(),
+            sequence.prompt_length,
+            sequence.num_computed,
+            [block.block_id for block in sequence.table],
+            request.spec.sampling,
+            sequence.sample_index,
+            request.beams.num_candidates if request.beams else 0,
+            request.ranked,
+        )
+
 
 @dataclass(slots=True)
 class StepBatch:

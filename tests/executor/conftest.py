@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,15 @@ import pytest
 import torch
 import transformers
 
+from executor.draw import Draw
 from executor.executor import Executor
 from executor.loader import ExecutorSettings, load_executor
 from executor.model_runner import Row
+from executor.native import Crew, load_library
+from executor.native.library import runnable_levels
+from executor.native.sampling import NativeSampler
+from executor.sampler import Sampled
+from executor.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
 from executor.step import NewSequence, SamplingParams, StepBatch, StepResult
 
@@ -192,3 +199,49 @@ def random_tokens(count: int, seed: int, vocab_size: int = 96) -> list[int]:
 @pytest.fixture
 def prompt() -> Callable[..., list[int]]:
     return random_tokens
+
+
+@pytest.fixture(params=["torch", *runnable_levels()])
+def make_sampler(request: pytest.FixtureRequest) -> Callable[[int], Sampler]:
+    """Makes a sampler for a vocabulary: the one in torch, and the native one of each level that runs here."""
+    if request.param == "torch":
+        return lambda _: TorchSampler()
+    library = load_library(request.param)
+    crew = Crew(library, 2)
+    return lambda vocab_size: NativeSampler(library, crew, vocab_size)
+
+
+def _sequence(draw: Draw, num_candidates: int = 0) -> SequenceState:
+    """A sequence whose next draw this is."""
+    tokens = array("q", draw.token_ids)
+    return SequenceState(
+        sequence_id=0,
+        token_ids=tokens,
+        prompt_length=len(tokens) - draw.output_position,
+        num_computed=len(tokens),
+        block_table=array("q"),
+        sampling=draw.sampling,
+        sample_index=draw.sample_index,
+        num_candidates=num_candidates,
+        ranked=draw.ranked,
+    )
+
+
+@pytest.fixture
+def sample(make_sampler: Callable[[int], Sampler]) -> Callable[..., Sampled]:
+    def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Sampled:
+        sampler = make_sampler(logits.shape[1])
+        return sampler.sample(logits, [draw.row for draw in draws], [_sequence(draw) for draw in draws])
+
+    return sample
+
+
+@pytest.fixture
+def most_likely(make_sampler: Callable[[int], Sampler]) -> Callable[..., list[tuple[list[int], list[float]]]]:
+    def most_likely(
+        logits: torch.Tensor, draws: Sequence[Draw], counts: Sequence[int]
+    ) -> list[tuple[list[int], list[float]]]:
+        sequences = [_sequence(draw, count) for draw, count in zip(draws, counts, strict=True)]
+        return make_sampler(logits.shape[1]).candidates(logits, [draw.row for draw in draws], sequences)
+
+    return most_likely

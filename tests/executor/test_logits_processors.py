@@ -12,7 +12,6 @@ import transformers
 
 from executor.draw import Draw
 from executor.logits_processors import process_logits
-from executor.sampler import sample
 from executor.step import Penalties, SamplingParams
 
 _VOCAB = 300
@@ -87,7 +86,7 @@ def test_rows_do_not_touch_one_another():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-3, 1.0])
-def test_a_bias_decides_greedy_and_random_draws(temperature):
+def test_a_bias_decides_greedy_and_random_draws(sample, temperature):
     logits = _logits(2)
     draws = [
         _draw(0, Penalties(logit_bias={123: 100.0}), temperature=temperature),
@@ -97,14 +96,14 @@ def test_a_bias_decides_greedy_and_random_draws(temperature):
     assert tokens == [123, logits[1].topk(2).indices[1].item()]
 
 
-def test_stop_tokens_stay_masked_whatever_their_bias():
+def test_stop_tokens_stay_masked_whatever_their_bias(sample):
     logits = _logits(1)
     draw = _draw(0, Penalties(repetition=0.1, logit_bias={9: 100.0}), [9], min_tokens=1, stop_token_ids=(9,))
     assert sample(logits, [draw]).token_ids != [9]
 
 
 @pytest.mark.parametrize("repetition", [1e-45, 1e-30, 10.0])
-def test_extreme_penalties_leave_a_distribution(repetition):
+def test_extreme_penalties_leave_a_distribution(sample, repetition):
     logits, tokens = _logits(2), _tokens(20, 1)
     draws = [_draw(row, Penalties(repetition=repetition), tokens, temperature=row) for row in range(2)]
     sampled, *_ = sample(logits, draws)
@@ -113,7 +112,7 @@ def test_extreme_penalties_leave_a_distribution(repetition):
     assert all(0 <= token < _VOCAB for token in sampled)
 
 
-def test_reports_are_of_the_models_own_distribution():
+def test_reports_are_of_the_models_own_distribution(sample):
     logits, tokens = _logits(1), _tokens(40, 3)
     penalties = Penalties(presence=2.0, frequency=2.0, repetition=5.0, logit_bias={250: 30.0})
     draw = _draw(0, penalties, tokens, output=20, temperature=0.5, top_k=3, logprobs=2)

@@ -1,4 +1,4 @@
-"""The batched sampler against a plain one, written token by token."""
+"""The batched samplers, in torch and native, against a plain one, written token by token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from executor.draw import Draw
 from executor.random_stream import uniform
-from executor.sampler import sample
 from executor.step import SamplingParams
 
 _VOCAB = 2000
@@ -60,7 +59,7 @@ _PARAMS = {
 
 
 @pytest.mark.parametrize("params", _PARAMS.values(), ids=_PARAMS.keys())
-def test_each_number_picks_the_token_of_the_inverse_distribution(params):
+def test_each_number_picks_the_token_of_the_inverse_distribution(sample, params):
     """Drawn among neighbours of every other kind, which must not matter."""
     logits = _logits(4)
     neighbours = [Draw(3, other, 0, 0) for other in (*_PARAMS.values(), SamplingParams(temperature=0))]
@@ -78,7 +77,7 @@ def test_each_number_picks_the_token_of_the_inverse_distribution(params):
         assert sample(logits, [draw])[0] == [token]
 
 
-def test_frequencies_follow_the_distribution():
+def test_frequencies_follow_the_distribution(sample):
     logits = _logits(1, vocab=8, spread=1.0)
     params = SamplingParams(temperature=0.9, top_k=6, top_p=0.95, seed=5)
     count = 20000
@@ -91,7 +90,7 @@ def test_frequencies_follow_the_distribution():
         assert abs(seen[token] - count * probability) < 5 * deviation
 
 
-def test_greedy_rows_are_argmax_also_in_a_mixed_batch():
+def test_greedy_rows_are_argmax_also_in_a_mixed_batch(sample):
     logits = _logits(6, seed=1)
     logits[2, 40] = logits[2, 900] = logits[2].max() + 1  # a tie: the lower id
     best = logits.argmax(dim=-1).tolist()
@@ -103,7 +102,7 @@ def test_greedy_rows_are_argmax_also_in_a_mixed_batch():
     assert sample(logits, mixed)[0][::2] == best
 
 
-def test_equally_likely_tokens_are_counted_one_by_one():
+def test_equally_likely_tokens_are_counted_one_by_one(sample):
     logits = torch.zeros(1, 8)
     for params, kept in (
         (SamplingParams(top_k=3), {0, 1, 2}),
@@ -114,7 +113,7 @@ def test_equally_likely_tokens_are_counted_one_by_one():
         assert set(tokens) == kept
 
 
-def test_a_nucleus_larger_than_what_is_looked_at_first():
+def test_a_nucleus_larger_than_what_is_looked_at_first(sample):
     """Flat over 5,000 tokens: half the mass is 2,500 tokens, whatever the neighbours ask for."""
     logits = torch.zeros(1, 5000)
     half = [Draw(0, SamplingParams(top_p=0.5), 0, position) for position in range(400)]
@@ -125,7 +124,7 @@ def test_a_nucleus_larger_than_what_is_looked_at_first():
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-10, 1e30])
-def test_extreme_temperatures(temperature):
+def test_extreme_temperatures(sample, temperature):
     logits = _logits(3, spread=1e4)
     tokens, *_ = sample(logits, [Draw(row, SamplingParams(temperature=temperature), 0, 0) for row in range(3)])
     assert all(0 <= token < _VOCAB for token in tokens)
@@ -134,7 +133,7 @@ def test_extreme_temperatures(temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_stop_tokens_wait_for_min_tokens(temperature):
+def test_stop_tokens_wait_for_min_tokens(sample, temperature):
     logits = torch.zeros(2, 10)
     logits[:, 4] = 50
     logits[:, 7] = 40
@@ -144,7 +143,7 @@ def test_stop_tokens_wait_for_min_tokens(temperature):
     assert torch.equal(logits, before)
 
 
-def test_logprobs_are_those_of_the_raw_logits():
+def test_logprobs_are_those_of_the_raw_logits(sample):
     logits = _logits(2)
     masked = SamplingParams(temperature=0, logprobs=3, min_tokens=1, stop_token_ids=(int(logits[1].argmax()),))
     draws = [

@@ -73,6 +73,17 @@ def build(output: Path = OUTPUT) -> list[Path]:
     return [output / name for name, _, _ in jobs]
 
 
+def compile_variant(library: Path, level: str, sources: list[Path], *flags: str) -> None:
+    """Compiles some sources for a level with more flags, for tests of what this machine has not.
+
+    Raises:
+        NoCompiler, subprocess.CalledProcessError: as `build`.
+    """
+    if level not in levels():
+        raise NoCompiler(f"no level {level} on {platform.machine()}")
+    _compile(_compiler(), library, [*LEVELS[platform.machine()][level], *flags], sources)
+
+
 def _compiler() -> str:
     for name in (os.environ.get("CXX"), *_COMPILERS):
         if name and (found := shutil.which(name)):

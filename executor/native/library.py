@@ -52,12 +52,17 @@ class Crew:
 def load_library(level: str | None = None, folder: Path = OUTPUT) -> Library:
     """The fastest kernels that run here, or those of `level`.
 
+    Kernels whose products are wrong here (an instruction that this machine has, yet does not do as described) are passed
+    over.
+
     Raises:
         LibraryMissing: there are none.
     """
     for candidate in runnable_levels(folder):
         if level in (None, candidate):
-            return Library(folder / library_name(candidate), candidate)
+            library = Library(folder / library_name(candidate), candidate)
+            if library.function("octavo_products_are_right", ctypes.c_int32)():
+                return library
     raise LibraryMissing(f"no kernels{f' of level {level}' if level else ''} that run on this machine in {folder}")
 
 

@@ -1,5 +1,6 @@
 #include "api.h"
 #include "linear.h"
+#include "linear_check.h"
 
 using octavo::Linear;
 using octavo::WeightKind;
@@ -26,3 +27,5 @@ OCTAVO_API void octavo_linear(octavo::Crew* crew, const Linear* weight, const fl
     octavo::linear(team, *weight, x, x_stride, rows, y, y_stride, static_cast<octavo::Epilogue>(epilogue), workspace);
   });
 }
+
+OCTAVO_API int32_t octavo_products_are_right() { return octavo::products_are_right(); }

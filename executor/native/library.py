@@ -52,8 +52,8 @@ class Crew:
 def load_library(level: str | None = None, folder: Path = OUTPUT) -> Library:
     """The fastest kernels that run here, or those of `level`.
 
-    Kernels whose products are wrong here (an instruction that this machine has, yet does not do as described) are passed
-    over.
+    Kernels whose products are wrong here are passed over: of instructions that a machine says it has, not all may work
+    in every virtual machine.
 
     Raises:
         LibraryMissing: there are none.

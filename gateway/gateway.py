@@ -22,6 +22,7 @@ from gateway.validation import (
     check_length,
     check_priority,
     check_request_id,
+    check_response_interval,
     check_timeout,
     check_ttl,
     prompt_field,
@@ -71,6 +72,7 @@ class Gateway:
         check_request_id(request.request_id)
         check_timeout(request.timeout)
         check_priority(request.priority)
+        check_response_interval(request.response_interval)
         sampling = request.sampling
         check_sampling(sampling, limits)
         token_ids, spans = self._encode(request.prompt, request.scope, limits, identity)
@@ -98,6 +100,7 @@ class Gateway:
             timeout_us=_timeout_us(request.timeout),
             priority=request.priority,
             report_progress=request.report_progress,
+            response_interval=request.response_interval,
         )
 
     def prepare_pin(self, request: PinRequest, limits: ModelLimits, identity: Identity) -> PreparedRequest:
@@ -138,6 +141,7 @@ class Gateway:
             timeout_us=_timeout_us(request.timeout),
             priority=0,
             report_progress=False,
+            response_interval=None,
             pin=PinOrder(pin_id, round(request.ttl * 1_000_000)),
         )
 

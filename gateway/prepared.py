@@ -77,6 +77,7 @@ class PreparedRequest:
         max_tokens: Most tokens for each sequence. 0: whatever fits.
         stop_token_ids: Every token that ends a sequence, the model's own included unless the client ignores them.
         timeout_us: Most microseconds the request may take. 0: no limit.
+        response_interval: Seconds of which tokens are sent together. None: as the gateway likes.
         pin: Only the prompt is computed, and stays.
     """
 
@@ -97,6 +98,7 @@ class PreparedRequest:
     timeout_us: int
     priority: int
     report_progress: bool
+    response_interval: float | None
     pin: PinOrder | None = None
 
     @property

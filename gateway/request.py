@@ -118,6 +118,7 @@ class GenerationRequest:
         priority: Higher goes first, where the backend's policy reads it.
         scope: Of the prompt, where a segment does not say it itself.
         report_progress: Also say how much of the prompt has been computed.
+        response_interval: Seconds of which tokens are sent together. None: as the gateway likes.
     """
 
     prompt: Prompt | None
@@ -128,6 +129,7 @@ class GenerationRequest:
     priority: int = 0
     scope: CacheScope = TENANT_SCOPE
     report_progress: bool = False
+    response_interval: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

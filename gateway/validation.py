@@ -13,6 +13,7 @@ MAX_SEGMENTS = 1024
 MAX_PRIORITY = 100
 # Seconds; the longest google.protobuf.Duration.
 MAX_TIMEOUT = 315_576_000_000
+MAX_RESPONSE_INTERVAL = 60
 MIN_TTL = 1
 MAX_TTL = 30 * 24 * 60 * 60
 
@@ -102,6 +103,13 @@ def check_timeout(timeout: float | None) -> None:
     """Checks a time limit in seconds."""
     if timeout is not None:
         require(0 < timeout <= MAX_TIMEOUT, "timeout", f"must be more than 0 and at most {MAX_TIMEOUT} s")
+
+
+def check_response_interval(interval: float | None) -> None:
+    """Checks how often responses are to come, in seconds."""
+    if interval is not None:
+        limits = f"must be from 0 to {MAX_RESPONSE_INTERVAL} s"
+        require(0 <= interval <= MAX_RESPONSE_INTERVAL, "response_interval", limits)
 
 
 def check_priority(priority: int) -> None:

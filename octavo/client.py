@@ -127,6 +127,7 @@ class Client:
         priority: int = 0,
         cache_scope: ScopeLike | None = None,
         report_progress: bool = False,
+        response_interval: float | None = None,
         **sampling: Any,
     ) -> Iterator[inference_pb2.GenerateResponse]:
         """Streams the answer. Closing the iterator ends the request on the server.
@@ -140,6 +141,8 @@ class Client:
             cache_scope: Who may reuse the prompt's keys and values: "request", "app", "tenant" (which is what absent
                 means) or "shared:NAME".
             report_progress: Also send how much of a long prompt has been computed: responses with ``progress`` alone.
+            response_interval: Seconds of which a sequence's tokens are sent as one response, but for the first. Costs
+                less than a response for each token, on both sides. None: as the server likes.
             **sampling: Fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``n``, ``stop``, ``beam_width``
                 and so on. ``early_stopping`` may be True, False or "never", as in transformers.
 
@@ -156,6 +159,7 @@ class Client:
             priority=priority,
             cache_scope=cache_scope,
             report_progress=report_progress,
+            response_interval=response_interval,
         )
         return self._stream(request, timeout)
 
@@ -272,6 +276,7 @@ class AsyncClient:
         priority: int = 0,
         cache_scope: ScopeLike | None = None,
         report_progress: bool = False,
+        response_interval: float | None = None,
         **sampling: Any,
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Streams the answer, as `Client.generate` does. Cancelling the task ends the request on the server.
@@ -289,6 +294,7 @@ class AsyncClient:
             priority=priority,
             cache_scope=cache_scope,
             report_progress=report_progress,
+            response_interval=response_interval,
         )
         return self._stream(request, timeout)
 

@@ -105,6 +105,7 @@ def generate_request(
     priority: int = 0,
     cache_scope: ScopeLike | None = None,
     report_progress: bool = False,
+    response_interval: float | None = None,
 ) -> inference_pb2.GenerateRequest:
     """The message that `Client.generate` sends; absent sampling parameters (None) keep the server's defaults.
 
@@ -120,6 +121,7 @@ def generate_request(
         priority=priority,
         cache_scope=as_scope(cache_scope),
         report_progress=report_progress,
+        response_interval=_as_duration(response_interval),
     )
 
 

@@ -85,7 +85,7 @@ class Prompt(_message.Message):
     def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., segmented: _Optional[_Union[SegmentedPrompt, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "sampling", "timeout", "request_id", "priority", "cache_scope", "report_progress")
+    __slots__ = ("model", "prompt", "sampling", "timeout", "request_id", "priority", "cache_scope", "report_progress", "response_interval")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     REPORT_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: Prompt
     sampling: _common_pb2.SamplingParams
@@ -102,7 +103,8 @@ class GenerateRequest(_message.Message):
     priority: int
     cache_scope: CacheScope
     report_progress: bool
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_scope: _Optional[_Union[CacheScope, _Mapping]] = ..., report_progress: _Optional[bool] = ...) -> None: ...
+    response_interval: _duration_pb2.Duration
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_scope: _Optional[_Union[CacheScope, _Mapping]] = ..., report_progress: _Optional[bool] = ..., response_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class PrefillProgress(_message.Message):
     __slots__ = ("computed_tokens", "prompt_tokens")

@@ -65,6 +65,7 @@ def decode_request(message: inference_pb2.GenerateRequest) -> GenerationRequest:
         priority=message.priority,
         scope=_decode_scope(message.cache_scope) if message.HasField("cache_scope") else TENANT_SCOPE,
         report_progress=message.report_progress,
+        response_interval=_seconds(message.response_interval) if message.HasField("response_interval") else None,
     )
 
 

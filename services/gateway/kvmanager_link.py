@@ -37,14 +37,15 @@ class KVManagerLink:
     Args:
         address: where the KV manager is.
         on_change: called when the backend becomes ready or stops being so.
+        responses_per_second: how many may leave, over all requests, before some are joined.
     """
 
-    def __init__(self, address: str, on_change: Callable[[], None]) -> None:
+    def __init__(self, address: str, on_change: Callable[[], None], responses_per_second: float) -> None:
         self._address = address
         self._on_change = on_change
         self._handles = count(1)
         self._requests: dict[int, RequestStream] = {}
-        self._pacer = Pacer(self._requests.__len__)
+        self._pacer = Pacer(self._requests.__len__, responses_per_second)
         self._outbox: asyncio.Queue[kvmanager_pb2.AttachRequest] = asyncio.Queue()
         self._attached = False
         self._backend = kvmanager_pb2.BackendState()
@@ -67,11 +68,11 @@ class KVManagerLink:
             raise _unavailable("no executor is connected")
         return self._backend.model
 
-    def submit(self, make: Callable[[int], kvmanager_pb2.Submission], interval: float = 0.0) -> RequestStream:
+    def submit(self, make: Callable[[int], kvmanager_pb2.Submission], interval: float | None = None) -> RequestStream:
         """Sends a request, made for its handle on this stream.
 
         Args:
-            interval: Seconds between two deliveries of its tokens, where they are not to come one by one.
+            interval: Seconds between two deliveries of its tokens; None: as many requests as run decide it.
 
         Raises:
             RpcError: UNAVAILABLE while there is no KV manager.

@@ -13,20 +13,24 @@ class Pacer:
 
     Args:
         num_streams: How many there are now.
+        responses_per_second: As of `gateway.pacing.response_interval`.
     """
 
-    def __init__(self, num_streams: Callable[[], int]) -> None:
+    def __init__(self, num_streams: Callable[[], int], responses_per_second: float) -> None:
         self._num_streams = num_streams
+        self._responses_per_second = responses_per_second
         self._waiting: dict[float, list[Callable[[], None]]] = {}
 
-    def end_of_turn(self, now: float, wanted: float) -> float:
+    def end_of_turn(self, now: float, wanted: float | None) -> float:
         """Until when a stream that sends now is to send nothing more.
 
         Args:
             now: As of the event loop's clock, in seconds.
-            wanted: Interval that the client asked for, in seconds.
+            wanted: Seconds between two responses that the client asked for, if it did.
         """
-        interval = response_interval(self._num_streams(), wanted)
+        interval = wanted
+        if interval is None:
+            interval = response_interval(self._num_streams(), self._responses_per_second)
         return (now // interval + 1) * interval if interval else now
 
     def call_at(self, time: float, wake: Callable[[], None]) -> None:

@@ -61,7 +61,7 @@ class RequestStream:
         abort: Sends an abort to the KV manager.
         forget: Called with the handle when nothing more is to be delivered.
         pacer: Says whose turn it is.
-        interval: Seconds between two deliveries of tokens that the client asked for; 0: as often as the pacer lets it.
+        interval: Seconds between two deliveries of tokens that the client asked for; None: as the pacer likes.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RequestStream:
         abort: Callable[[kvmanager_pb2.Abort], None],
         forget: Callable[[int], None],
         pacer: Pacer,
-        interval: float,
+        interval: float | None,
     ) -> None:
         self._handle = handle
         self._abort = abort

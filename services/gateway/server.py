@@ -25,7 +25,7 @@ class GatewayService:
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE], config.max_message_bytes)
         self._changed = asyncio.Event()
-        self._link = KVManagerLink(config.kvmanager, self._changed.set)
+        self._link = KVManagerLink(config.kvmanager, self._changed.set, config.max_responses_per_second)
 
     async def start(self) -> None:
         try:

@@ -109,7 +109,9 @@ class GenerationServicer:
         if key in self._running:
             message = f"request_id: {request.request_id!r} is running already"
             raise RpcError(grpc.StatusCode.ALREADY_EXISTS, message, "REQUEST_EXISTS", "request_id")
-        stream = self._link.submit(lambda handle: encode_submission(request, handle, span.context))
+        stream = self._link.submit(
+            lambda handle: encode_submission(request, handle, span.context), request.response_interval
+        )
         self._running.add(key)
         generation = Generation(self._gateway, request, stream)
         try:

@@ -50,7 +50,7 @@ def test_defaults_are_filled_in(make_gateway: MakeGateway, limits: ModelLimits) 
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.0, 0.0, 1.0)
     assert (dict(sampling.logit_bias), prepared.best_of, prepared.beam, prepared.kept) == ({}, 0, None, 1)
     assert (prepared.priority, prepared.report_progress, prepared.shows_logprobs) == (0, False, False)
-    assert (prepared.pin, prepared.ranked_by_backend) == (None, False)
+    assert (prepared.pin, prepared.ranked_by_backend, prepared.response_interval) == (None, False, None)
     tenant = RequestScopes(ANYBODY, lambda _: 7).resolve(CacheScope(ScopeLevel.TENANT), "")
     assert prepared.spans == (ScopeSpan(len(prepared.prompt_token_ids), tenant),)
 
@@ -82,6 +82,7 @@ def test_what_the_client_says_is_kept(make_gateway: MakeGateway, limits: ModelLi
         request_id="request 1",
         priority=-100,
         report_progress=True,
+        response_interval=0.5,
     )
     prepared = make_gateway().prepare(request, limits, ACME)
     assert (prepared.request_id, prepared.prompt_token_ids, prepared.n) == ("request 1", [5, 6], 4)
@@ -93,6 +94,7 @@ def test_what_the_client_says_is_kept(make_gateway: MakeGateway, limits: ModelLi
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.25)
     assert (dict(sampling.logit_bias), prepared.shows_logprobs) == ({3: -1.5}, True)
     assert (prepared.tenant, prepared.priority, prepared.report_progress) == ("acme", -100, True)
+    assert prepared.response_interval == 0.5
 
 
 def test_the_model_s_own_end_can_be_ignored(make_gateway: MakeGateway, limits: ModelLimits) -> None:

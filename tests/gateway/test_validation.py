@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gateway.errors import InvalidArgument
-from gateway.validation import check_priority, check_request_id, check_timeout, check_ttl
+from gateway.validation import check_priority, check_request_id, check_response_interval, check_timeout, check_ttl
 
 NAN, INFINITY = math.nan, math.inf
 
@@ -44,3 +44,12 @@ def test_times_to_live() -> None:
         with pytest.raises(InvalidArgument) as error:
             check_ttl(bad)
         assert error.value.field == "ttl"
+
+
+def test_response_interval() -> None:
+    for good in (None, 0, 0.5, 60):
+        check_response_interval(good)
+    for bad in (-0.001, 60.5):
+        with pytest.raises(InvalidArgument, match="must be from 0 to 60 s") as error:
+            check_response_interval(bad)
+        assert error.value.field == "response_interval"

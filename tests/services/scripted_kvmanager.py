@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
 
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
+from services.rpc.columns import pack_int32, pack_int64
 
 MODEL = inference_pb2.Model(name="inner", max_model_len=64, vocab_size=1000, block_size=4, num_blocks=32)
 
@@ -97,6 +98,18 @@ def tokens(
         score=score,
     )
     return kvmanager_pb2.AttachResponse(updates=[update])
+
+
+def columns(submission: kvmanager_pb2.Submission, rows: Sequence[tuple[int, int, int]]) -> kvmanager_pb2.AttachResponse:
+    """A message with one token for each of these: sequence index, position, token."""
+    indices, positions, token_ids = zip(*rows, strict=True)
+    packed = kvmanager_pb2.TokenColumns(
+        handles=pack_int64([submission.handle] * len(rows)),
+        sequence_indices=pack_int32(indices) if any(indices) else b"",
+        positions=pack_int32(positions),
+        token_ids=pack_int32(token_ids),
+    )
+    return kvmanager_pb2.AttachResponse(tokens=packed)
 
 
 def progress(submission: kvmanager_pb2.Submission, computed: int) -> kvmanager_pb2.AttachResponse:

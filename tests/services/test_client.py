@@ -57,11 +57,13 @@ def test_messages_are_a_chat(address: str, servicer: ScriptedGeneration) -> None
 
 def test_how_a_request_is_scheduled_and_shared_arrives(address: str, servicer: ScriptedGeneration) -> None:
     with Client(address) as client:
-        list(client.generate("x", priority=-3, cache_scope="app", report_progress=True))
+        list(client.generate("x", priority=-3, cache_scope="app", report_progress=True, response_interval=1.5))
         list(client.generate("x"))
     asked, plain = servicer.requests
     assert (asked.priority, asked.cache_scope.WhichOneof("scope"), asked.report_progress) == (-3, "app", True)
     assert (plain.priority, plain.HasField("cache_scope"), plain.report_progress) == (0, False, False)
+    assert asked.response_interval.ToMilliseconds() == 1500
+    assert not plain.HasField("response_interval")
 
 
 def test_scopes_by_name(address: str, servicer: ScriptedGeneration) -> None:

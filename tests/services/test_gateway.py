@@ -22,6 +22,7 @@ from tests.ports import free_port
 from tests.services.scripted_kvmanager import (
     Script,
     ScriptedKVManager,
+    columns,
     end,
     eventually,
     progress,
@@ -314,13 +315,14 @@ async def test_progress_only_grows(model: Path) -> None:
 
     async with bench(model, script) as here:
         *told, _ = await here.ask(report_progress=True)
-    assert [response.progress.computed_tokens for response in told] == [1, 2, 3]
+    computed = [response.progress.computed_tokens for response in told]
+    assert computed == sorted(set(computed))  # what came while another was being sent is told with the next
+    assert computed[-1] == 3
 
 
 async def test_progress_comes_alone_and_before_the_first_token(model: Path) -> None:
     def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
         return [
-            progress(submission, 1),
             progress(submission, 2),
             tokens(submission, ids("a")),
             progress(submission, 2),
@@ -329,12 +331,59 @@ async def test_progress_comes_alone_and_before_the_first_token(model: Path) -> N
         ]
 
     async with bench(model, script) as here:
-        first, second, *rest = await here.ask(report_progress=True, request_id="mine")
-    for response, computed in ((first, 1), (second, 2)):
-        expected = inference_pb2.PrefillProgress(computed_tokens=computed, prompt_tokens=3)
-        assert response == inference_pb2.GenerateResponse(request_id="mine", progress=expected)
-    assert [response.text for response in rest] == ["a", "b"]
+        first, *rest = await here.ask(report_progress=True, request_id="mine")
+    expected = inference_pb2.PrefillProgress(computed_tokens=2, prompt_tokens=3)
+    assert first == inference_pb2.GenerateResponse(request_id="mine", progress=expected)
+    assert "".join(response.text for response in rest) == "ab"
     assert not any(response.HasField("progress") for response in rest)
+
+
+async def test_plain_tokens_of_many_sequences_come_as_columns(model: Path) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        steps = [
+            columns(submission, [(index, position, token)])
+            for position, pair in enumerate(zip(ids("abc"), ids("cab"), strict=True))
+            for index, token in enumerate(pair)
+        ]
+        last = [tokens(submission, ids("b"), index=index, position=3, reason=STOP) for index in range(2)]
+        return [*steps, *last, end(submission)]
+
+    async with bench(model, script) as here:
+        responses = await here.ask(n=2)
+    texts = {0: "", 1: ""}
+    for response in responses:
+        assert response.position == len(texts[response.sequence_index])
+        assert len(response.token_ids) == len(response.text)
+        texts[response.sequence_index] += response.text
+    assert texts == {0: "abcb", 1: "cabb"}
+
+
+async def test_tokens_of_an_interval_come_as_one_response(model: Path) -> None:
+    """The first one comes at once, and so does the end."""
+
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        steps = [columns(submission, [(0, position, token)]) for position, token in enumerate(ids("abc"))]
+        return [*steps, tokens(submission, ids("d"), position=3, reason=STOP), end(submission)]
+
+    async with bench(model, script) as here:
+        first, last = await here.ask(response_interval=60)
+    assert (first.position, first.text, last.position, last.text) == (0, "a", 1, "bcd")
+    assert (last.finish_reason, last.usage.completion_tokens) == (STOP, 4)
+
+
+async def test_columns_that_make_no_sense_end_the_requests(model: Path) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        message = columns(submission, [(0, 0, 1)])
+        message.tokens.token_ids = b""
+        return [message]
+
+    async with bench(model, script) as here:
+        with pytest.raises(OctavoError) as error:
+            await here.ask()
+        assert error.value.status is grpc.StatusCode.UNAVAILABLE
+        here.kvmanager.script = one_answer
+        await here.wait_until_ready()
+        assert "".join(response.text for response in await here.ask()) == "ab"
 
 
 @pytest.mark.parametrize("sampling", [{"beam_width": 3, "n": 2}, {"best_of": 3, "n": 2}])

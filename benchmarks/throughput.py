@@ -42,11 +42,15 @@ def add_octavo_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def octavo_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Flags of `octavo serve` as the arguments say."""
+    options: dict[str, Any] = {"dtype": args.dtype, "kv-memory": args.kv_memory, "quantize": args.quantize}
+    return options | dict(option.split("=", 1) for option in args.option)
+
+
 def start_octavo(args: argparse.Namespace) -> OctavoServe:
     """Starts the stack that the arguments describe."""
-    options: dict[str, Any] = {"dtype": args.dtype, "kv-memory": args.kv_memory, "quantize": args.quantize}
-    options |= dict(option.split("=", 1) for option in args.option)
-    return OctavoServe(args.model or bf16_folder(), options)
+    return OctavoServe(args.model or bf16_folder(), octavo_options(args))
 
 
 def main() -> None:

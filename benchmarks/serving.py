@@ -39,13 +39,11 @@ class OctavoServe:
     """A running `octavo serve`; a context manager that stops it.
 
     Attributes:
-        name: of the system.
+        name: of the system, with how its weights are quantized.
         start_s: seconds from starting the command until it served.
         address: of the gateway, host:port.
         pid: of the launcher, the parent of all.
     """
-
-    name = "octavo"
 
     def __init__(self, model: str | Path, options: Mapping[str, Any] | None = None) -> None:
         """Starts it.
@@ -57,15 +55,17 @@ class OctavoServe:
         Raises:
             StackFailed: it ended, or took too long.
         """
+        self.name = " ".join(filter(None, ("octavo", (options or {}).get("quantize"))))
         self._lines: list[str] = []
         self._ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         values = {"port": 0, "log-level": "warning"} | dict(options or {})
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
-        command = [sys.executable, "-m", "services.cli.app", "serve", "--model", str(model), *flags]
+        start = [sys.executable, "-m", "services.cli.app", "--stop-with-stdin", "serve"]
         began = time.perf_counter()
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+            [*start, "--model", str(model), *flags],
+            # Never written to: it ends when this process does, however that ends.
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -106,6 +106,9 @@ class OctavoServe:
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise StackFailed(f"did not stop in {_STOP_SECONDS:.0f} s") from None
+        finally:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
 
     def __enter__(self) -> OctavoServe:
         return self

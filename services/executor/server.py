@@ -131,7 +131,7 @@ class ExecutorService:
         self._server = RpcServer(config, [SERVICE])
 
     async def start(self) -> None:
-        loader = asyncio.get_running_loop().run_in_executor(None, _load, self._config)
+        loader = asyncio.get_running_loop().run_in_executor(None, load, self._config)
         executor = await loader
         self._servicer = ExecutorServicer(executor, self._tracing, self._server.count)
         self._server.grpc.add_generic_rpc_handlers([self._servicer.handlers()])
@@ -149,7 +149,12 @@ class ExecutorService:
         self._tracing.shutdown()
 
 
-def _load(config: ExecutorConfig) -> Executor:
+def load(config: ExecutorConfig) -> Executor:
+    """An executor as it is configured.
+
+    Raises:
+        ConfigError: the model can't be loaded.
+    """
     start = time.perf_counter()
     settings = ExecutorSettings(
         model=Path(config.model),

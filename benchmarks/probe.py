@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from benchmarks.line_process import LineProcess
 
-# More than a processor's cache holds.
-_BYTES = 512 << 20
+MEMORY_BYTES = 512 << 20
+"""What is read: more than a processor's cache holds."""
+
 _MATRIX = 512
 _READ_PASSES = 2
 _PRODUCTS = 20
@@ -31,9 +32,9 @@ _FOREIGN_SETTINGS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 class Probe:
     """Measures when it is asked, in a process of its own whose memory stays touched; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN_SETTINGS}
-        command = [sys.executable, "-m", "benchmarks.probe"]
+        command = [sys.executable, "-m", "benchmarks.probe", str(memory_bytes)]
         # One thread a product: threads are added here.
         self._process = LineProcess(command, environment | {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
@@ -58,8 +59,8 @@ class Probe:
 class _Memory:
     """What is read and multiplied."""
 
-    def __init__(self) -> None:
-        self._values = np.ones(_BYTES // 4, dtype=np.float32)
+    def __init__(self, memory_bytes: int) -> None:
+        self._values = np.ones(memory_bytes // 8 * 2, dtype=np.float32)
         self._matrices = [np.full((_MATRIX, _MATRIX), 1 / _MATRIX, dtype=np.float32) for _ in range(2)]
         self._products = [np.empty_like(matrix) for matrix in self._matrices]
 
@@ -73,14 +74,15 @@ class _Memory:
 
     def measure(self, pool: ThreadPoolExecutor) -> dict[str, float]:
         halves = np.split(self._values, 2)
+        num_bytes = self._values.nbytes * _READ_PASSES
         flops = 2 * _MATRIX**3 * _PRODUCTS
         one_read = _seconds(lambda: self.read(self._values))
         two_reads = _seconds(lambda: list(pool.map(self.read, halves)))
         one_multiplies = _seconds(lambda: self.multiply(0))
         two_multiply = _seconds(lambda: list(pool.map(self.multiply, range(2))))
         return {
-            "read_gb_s_1": round(_BYTES * _READ_PASSES / one_read / 1e9, 1),
-            "read_gb_s_2": round(_BYTES * _READ_PASSES / two_reads / 1e9, 1),
+            "read_gb_s_1": round(num_bytes / one_read / 1e9, 1),
+            "read_gb_s_2": round(num_bytes / two_reads / 1e9, 1),
             "fp32_gflops_1": round(flops / one_multiplies / 1e9, 1),
             "fp32_gflops_2": round(2 * flops / two_multiply / 1e9, 1),
         }
@@ -93,8 +95,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Answers each line of the standard input with one measurement."""
-    memory = _Memory()
+    """Answers each line of the standard input with one measurement. The argument says how many bytes are read."""
+    memory = _Memory(int(sys.argv[1]))
     with ThreadPoolExecutor(2) as pool:
         for _ in sys.stdin:
             print(json.dumps(memory.measure(pool)), flush=True)

@@ -383,4 +383,5 @@ class AsyncClient:
 
 
 def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else timeout + _DEADLINE_MARGIN_SECONDS
+    """Of the call. A time limit that the server refuses gets the margin too: the server says what is wrong with it."""
+    return None if timeout is None else max(timeout, 0.0) + _DEADLINE_MARGIN_SECONDS

@@ -27,6 +27,9 @@ RETRY_SECONDS = 0.2
 RETRY_AFTER_SECONDS = 1.0
 """What a client is told to wait when there is no KV manager."""
 
+_LONG_MESSAGE_BYTES = 1 << 20
+"""What is longer is sent without more."""
+
 ANSWER_SECONDS = 10.0
 """What the KV manager gets for a question that it answers from memory; one that takes longer hangs."""
 
@@ -160,8 +163,12 @@ class KVManagerLink:
                 call.cancel()
 
     async def _write(self, call: Stream) -> None:
+        """Requests that arrive while one is being sent go together."""
         while True:
-            await call.write(await self._outbox.get())
+            message = await self._outbox.get()
+            while not self._outbox.empty() and message.ByteSize() < _LONG_MESSAGE_BYTES:
+                message.MergeFrom(self._outbox.get_nowait())
+            await call.write(message)
 
     def _take(self, message: kvmanager_pb2.AttachResponse) -> None:
         if message.HasField("backend"):

@@ -16,7 +16,7 @@ from services.state.store import LEASE_SECONDS, StateStore, StateUnavailable
 log = logging.getLogger(__name__)
 
 DESCRIBE_SECONDS = 5.0
-RETRY_SECONDS = (0.1, 0.2)
+RETRY_SECONDS = 0.1
 REFUSED_SECONDS = 5.0
 """An executor that is refused is asked again after this time: it may have been started anew as what it should be."""
 
@@ -88,7 +88,7 @@ class ExecutorLink:
                 level = logging.WARNING if error.served or failures == 1 else logging.DEBUG
                 log.log(level, "executor away", extra={"address": self._address, "reason": str(error)})
                 refusal = ""
-                await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _connect_and_serve(self) -> None:
         async with inner_channel(self._address) as channel:

@@ -23,7 +23,8 @@ from array import array
 from itertools import count
 from pathlib import Path
 
-from executor.loader import ExecutorSettings, load_executor
+from executor.loader import load_executor
+from executor.settings import ExecutorSettings
 from kvmanager.capacity import Capacity
 from kvmanager.content import ScopeMap
 from kvmanager.cost_model import CostModel, Preemption

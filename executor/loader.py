@@ -6,14 +6,9 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from executor.arena import BlockArena
-from executor.attention import BACKENDS
-from executor.decoder import Decoder
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
 from executor.executor import Executor, ExecutorInfo
@@ -21,41 +16,11 @@ from executor.families import family_of
 from executor.free_memory import free_memory
 from executor.host_arena import HostArena
 from executor.memory_budget import blocks_in, parse_budget
-from executor.torch_runner import TorchRunner
-from executor.weights import Parameters, open_checkpoint
+from executor.model_choice import ATTENTION_BACKENDS, DECODERS, DTYPES, KV_DTYPES, QUANTIZATIONS, load_model
+from executor.settings import ExecutorSettings
+from executor.weights import open_checkpoint
 
 _log = logging.getLogger(__name__)
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorSettings:
-    """What an executor is made from.
-
-    Attributes:
-        model: folder with config.json and safetensors, or a .gguf file.
-        model_name: how clients call it; the file's name where empty.
-        dtype: auto, float32, bfloat16 or float16. auto is float32 on a CPU and the checkpoint's own type on a GPU.
-        device: auto, cpu or cuda. auto is cuda where there is one.
-        block_size: tokens a block.
-        kv_memory: for keys and values: a size ("512MiB") or a share of what is free once the model is loaded ("40%").
-        host_memory: for blocks beside those of the device, in the same form, the share of the host's memory; "0": none.
-        max_model_len: longest sequence; the model's own limit where None.
-        threads: of one operation on the CPU; torch's choice where None.
-        attention_backend: by name.
-    """
-
-    model: Path
-    kv_memory: str
-    host_memory: str = "0"
-    model_name: str = ""
-    dtype: str = "auto"
-    device: str = "auto"
-    block_size: int = 16
-    max_model_len: int | None = None
-    threads: int | None = None
-    attention_backend: str = "reference"
 
 
 def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.perf_counter) -> Executor:
@@ -73,19 +38,14 @@ def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.
     checkpoint = open_checkpoint(settings.model)
     family = family_of(checkpoint.config)
     model = family.describe(checkpoint.config)
-    dtype = _dtype(settings.dtype, model, device)
     max_model_len = _max_model_len(settings.max_model_len, model)
 
-    decoder = Decoder(model)
-    parameters = Parameters(checkpoint.weights, family, family.weight_map(model))
-    decoder.load(parameters.read_all(dtype=dtype, device=device))
-
-    attention = BACKENDS[settings.attention_backend]()
-    blocks = attention.block_layout(model, settings.block_size, dtype)
+    loaded, dtype = load_model(settings, checkpoint, family, model, device)
+    block_bytes = loaded.layout.bytes_per_block
     budget = parse_budget(settings.kv_memory, lambda: free_memory(device))
-    num_blocks = blocks_in(budget, blocks.bytes_per_block, settings.kv_memory)
-    arena = BlockArena(blocks, num_blocks=num_blocks, block_size=settings.block_size, device=device)
-    host = HostArena(arena, _num_host_blocks(settings.host_memory, arena.bytes_per_block))
+    num_blocks = blocks_in(budget, block_bytes, settings.kv_memory)
+    arena = loaded.arena(num_blocks)
+    host = HostArena(arena, _num_host_blocks(settings.host_memory, block_bytes))
 
     info = ExecutorInfo(
         model_name=settings.model_name or settings.model.name.removesuffix(".gguf"),
@@ -94,15 +54,14 @@ def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.
         block_size=settings.block_size,
         num_blocks=num_blocks,
         num_host_blocks=host.num_blocks,
-        bytes_per_block=arena.bytes_per_block,
+        bytes_per_block=block_bytes,
         device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
-        attention_backend=settings.attention_backend,
+        dtype=dtype,
+        attention_backend=loaded.kernels,
         eos_token_ids=model.eos_token_ids,
         incarnation=uuid.uuid4().hex,
     )
-    runner = TorchRunner(decoder, arena, attention, device)
-    return Executor(runner, host, info, clock)
+    return Executor(loaded.runner(arena), host, info, clock, loaded.sampler())
 
 
 def _check_settings(settings: ExecutorSettings) -> None:
@@ -111,9 +70,12 @@ def _check_settings(settings: ExecutorSettings) -> None:
         if value is not None and value < 1:
             raise SettingsError(f"{name} must be at least 1, not {value}")
     for name, allowed in (
-        ("dtype", ("auto", *_DTYPES)),
+        ("dtype", ("auto", *DTYPES)),
         ("device", ("auto", "cpu", "cuda")),
-        ("attention_backend", tuple(BACKENDS)),
+        ("decoder", DECODERS),
+        ("attention_backend", ATTENTION_BACKENDS),
+        ("quantize", tuple(QUANTIZATIONS)),
+        ("kv_dtype", tuple(KV_DTYPES)),
     ):
         if getattr(settings, name) not in allowed:
             raise SettingsError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}")
@@ -128,14 +90,6 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _dtype(name: str, model: DecoderDescription, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else model.dtype
-    if name not in _DTYPES:
-        raise SettingsError(f"the checkpoint's dtype {name} is not supported; set dtype to one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
 
 
 def _max_model_len(wanted: int | None, model: DecoderDescription) -> int:

@@ -26,7 +26,10 @@ from kvmanager.accounts import Quota
 LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionBackend = Literal["reference"]
+Decoder = Literal["auto", "native", "torch"]
+AttentionBackend = Literal["auto", "cpu", "reference"]
+Quantize = Literal["none", "int8", "int4"]
+KvDtype = Literal["auto", "int8"]
 Policy = Literal["fcfs", "priority", "fair", "deadline"]
 Preemption = Literal["auto", "swap", "recompute"]
 
@@ -201,7 +204,12 @@ class ExecutorConfig(ServiceConfig):
         None, "Most tokens of a prompt and its answer together; the model's own limit when absent.", minimum=1
     )
     threads: int | None = setting(None, "CPU threads of the model; as many as there are cores when absent.", minimum=1)
-    attention_backend: AttentionBackend = setting("reference", "Implementation of attention over block tables.")
+    quantize: Quantize = setting("none", "Keep the weights in int8 or int4 on a CPU: faster, a little less exact.")
+    kv_dtype: KvDtype = setting(
+        "auto", "Number format of keys and values; auto is the model's. int8 takes half of bfloat16."
+    )
+    decoder: Decoder = setting("auto", "What computes the model; auto is native code on a CPU, and torch elsewhere.")
+    attention_backend: AttentionBackend = setting("auto", "Attention over block tables of the decoder in torch.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

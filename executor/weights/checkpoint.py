@@ -31,10 +31,12 @@ class Checkpoint:
     Attributes:
         config: what `config.json` says, or its equivalent.
         weights: under the names `transformers` gives them.
+        files: what all of it was read from.
     """
 
     config: Mapping[str, Any]
     weights: WeightSource
+    files: list[Path]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

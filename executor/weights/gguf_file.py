@@ -50,7 +50,7 @@ def open_gguf(path: Path) -> Checkpoint:
         raise CheckpointError(f"can't read {path}: {error}") from error
     config = _config(reader)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    return Checkpoint(config, GgufWeights(reader, heads))
+    return Checkpoint(config, GgufWeights(reader, heads), [path])
 
 
 class _Reader(gguf.GGUFReader):

@@ -22,7 +22,8 @@ def open_folder(folder: Path) -> Checkpoint:
     generation = folder / "generation_config.json"
     if generation.is_file():
         config["eos_token_id"] = _all_eos(config.get("eos_token_id"), _read_json(generation).get("eos_token_id"))
-    return Checkpoint(config, SafetensorsFolder(folder))
+    files = [*_weight_files(folder), folder / "config.json"]
+    return Checkpoint(config, SafetensorsFolder(folder), files)
 
 
 class SafetensorsFolder:

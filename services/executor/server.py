@@ -15,10 +15,11 @@ from google.protobuf.message import DecodeError
 
 from executor.errors import CheckpointError, SettingsError, UnsupportedModel
 from executor.executor import Executor
-from executor.loader import ExecutorSettings, load_executor
+from executor.loader import load_executor
+from executor.settings import ExecutorSettings
 from executor.step import BatchRefused
 from octavo.v1 import executor_pb2
-from services.config import ConfigError, ExecutorConfig
+from services.config import ConfigError, ExecutorConfig, cache_folder
 from services.executor.codec import decode_batch, encode_description, encode_result
 from services.executor.step_thread import Outcome, StepThread
 from services.process import run_service
@@ -166,7 +167,11 @@ def load(config: ExecutorConfig) -> Executor:
         host_memory=config.host_memory,
         max_model_len=config.max_model_len,
         threads=config.threads,
+        decoder=config.decoder,
         attention_backend=config.attention_backend,
+        quantize=config.quantize,
+        kv_dtype=config.kv_dtype,
+        cache=cache_folder() / "packed",
     )
     try:
         executor = load_executor(settings, time.perf_counter)
@@ -177,6 +182,7 @@ def load(config: ExecutorConfig) -> Executor:
         "model": info.model_name,
         "device": info.device,
         "dtype": info.dtype,
+        "kernels": info.attention_backend,
         "blocks": info.num_blocks,
         "block_size": info.block_size,
         "kv_bytes": info.num_blocks * info.bytes_per_block,

@@ -15,7 +15,7 @@ import transformers
 
 from executor.draw import Draw
 from executor.executor import Executor
-from executor.loader import ExecutorSettings, load_executor
+from executor.loader import load_executor
 from executor.model_runner import Row
 from executor.native import Crew, load_library
 from executor.native.library import runnable_levels
@@ -23,6 +23,7 @@ from executor.native.sampling import NativeSampler
 from executor.sampler import Sampled
 from executor.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
+from executor.settings import ExecutorSettings
 from executor.step import NewSequence, SamplingParams, StepBatch, StepResult
 
 GREEDY = SamplingParams(temperature=0)
@@ -76,12 +77,32 @@ def llama(save_model: Callable[..., Any]) -> tuple[Path, transformers.PreTrained
     return folder, model
 
 
+BOTH_DECODERS = pytest.mark.parametrize(
+    "decoder",
+    ["torch", pytest.param("native", marks=pytest.mark.skipif(not runnable_levels(), reason="no kernels were built"))],
+    indirect=True,
+)
+
+
 @pytest.fixture
-def load() -> Callable[..., Executor]:
+def decoder(request: pytest.FixtureRequest) -> str:
+    """The decoder that computes the executors of a test; modules marked with BOTH_DECODERS run with each."""
+    return getattr(request, "param", "torch")
+
+
+@pytest.fixture
+def load(decoder: str) -> Callable[..., Executor]:
     def load(folder: Path, **settings: Any) -> Executor:
-        return load_executor(ExecutorSettings(model=folder, **({"kv_memory": "2MiB", "device": "cpu"} | settings)))
+        defaults = {"kv_memory": "2MiB", "device": "cpu", "decoder": decoder}
+        return load_executor(ExecutorSettings(model=folder, **(defaults | settings)))
 
     return load
+
+
+@pytest.fixture
+def memory_of(llama: tuple[Path, Any], load: Callable[..., Executor]) -> Callable[[int], str]:
+    """Memory for so many blocks of the tiny LLaMA, as a setting."""
+    return lambda num_blocks: f"{num_blocks * load(llama[0]).info.bytes_per_block}B"
 
 
 @pytest.fixture

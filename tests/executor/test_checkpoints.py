@@ -171,7 +171,7 @@ def test_half_precision_stays_close(llama, load, all_logits, prompt, dtype):
     [
         ({"dtype": "int4"}, "dtype must be one of auto, float32"),
         ({"device": "tpu"}, "device must be one of"),
-        ({"attention_backend": "magic"}, "attention_backend must be one of reference"),
+        ({"attention_backend": "magic"}, "attention_backend must be one of auto, reference, cpu"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_model_len": 129}, "max_model_len 129 is above the model's own limit of 128"),
         ({"kv_memory": "much"}, "kv_memory 'much'"),

@@ -6,6 +6,10 @@ import pytest
 import torch
 import transformers
 
+from tests.executor.conftest import BOTH_DECODERS
+
+pytestmark = BOTH_DECODERS
+
 _LLAMA = {
     "vocab_size": 96,
     "hidden_size": 32,

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from executor.step import SamplingParams
+from tests.executor.conftest import BOTH_DECODERS
+
+pytestmark = BOTH_DECODERS
 
 _GREEDY = SamplingParams(temperature=0)
 

@@ -7,7 +7,8 @@ from dataclasses import astuple
 import pytest
 import torch
 
-from executor.loader import ExecutorSettings, load_executor
+from executor.loader import load_executor
+from executor.settings import ExecutorSettings
 from executor.speeds import SpeedMeter, is_prefill
 from executor.step import Speeds
 from executor.timer import Span, Timer
@@ -94,7 +95,7 @@ def test_steps_that_tell_the_speed_of_prefill(num_tokens, expected):
 
 def _load(folder, clock, **settings):
     sizes = {"kv_memory": "2MiB", "host_memory": "60KiB"} | settings
-    return load_executor(ExecutorSettings(model=folder, device="cpu", **sizes), clock)
+    return load_executor(ExecutorSettings(model=folder, device="cpu", decoder="torch", **sizes), clock)
 
 
 def test_speeds_are_measured_at_start(llama):

@@ -7,16 +7,19 @@ from dataclasses import replace
 import pytest
 
 from executor.step import BatchRefused, Penalties, SamplingParams, StepBatch, StepResult
+from tests.executor.conftest import BOTH_DECODERS
+
+pytestmark = BOTH_DECODERS
 
 _GREEDY = SamplingParams(temperature=0)
 
 
 @pytest.fixture
-def start(llama, load, drive, prompt):
+def start(llama, load, drive, prompt, memory_of):
     """Three sequences: 0 decodes, 1 is in the middle of its prompt (16 of 40 tokens computed), 2 reports candidates."""
 
     def start():
-        driver = drive(load(llama[0], host_memory="60KiB"))
+        driver = drive(load(llama[0], host_memory=memory_of(10)))
         new = [
             driver.new(0, prompt(20, seed=1)),
             driver.new(1, prompt(40, seed=2)),
@@ -194,7 +197,7 @@ def test_after_a_failure_inside_only_a_higher_epoch_goes_on(driver, prompt, undi
         raise MemoryError("no memory")
 
     with monkeypatch.context() as broken:
-        broken.setattr(driver.executor._runner.attention, "plan", out_of_memory)
+        broken.setattr(driver.executor._runner, "run", out_of_memory)
         with pytest.raises(MemoryError):
             driver.run({0: 1})
     with pytest.raises(BatchRefused, match="step 2 of epoch 1 failed"):

@@ -6,15 +6,24 @@ import pytest
 import torch
 
 from executor.step import SamplingParams, StepResult
+from tests.executor.conftest import BOTH_DECODERS
+
+pytestmark = BOTH_DECODERS
 
 _ON_GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
 _SAMPLING = SamplingParams(temperature=1.0, seed=4)
 
 
 @pytest.fixture(params=["cpu", _ON_GPU])
-def driver(request, llama, load, drive, prompt):
+def driver(request, llama, load, drive, prompt, memory_of, decoder):
     """Sequence 0 has 40 tokens in 3 blocks, sequence 1 has 20 in 2; both go on."""
-    executor = load(llama[0], host_memory="60KiB", device=request.param, dtype="float32")
+    executor = load(
+        llama[0],
+        host_memory=memory_of(10),
+        device=request.param,
+        dtype="float32",
+        decoder=decoder if request.param == "cpu" else "torch",
+    )
     driver = drive(executor)
     new = [driver.new(0, prompt(40, seed=1), _SAMPLING), driver.new(1, prompt(20, seed=2))]
     driver.run({0: 40, 1: 20}, new)

@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from executor.executor import Executor
-from executor.loader import ExecutorSettings, load_executor
+from executor.loader import load_executor
+from executor.settings import ExecutorSettings
 from gateway.loading import load_tokenizer
 from services.model_store import SMOLLM2
 

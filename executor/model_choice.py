@@ -1,0 +1,120 @@
+"""Which code computes a model: the native decoder or the one in torch, and with which number formats."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from executor.attention import BACKENDS
+from executor.description import DecoderDescription
+from executor.errors import SettingsError
+from executor.families import Family
+from executor.loaded_model import LoadedModel
+from executor.native import Library, LibraryMissing, load_library
+from executor.native.linear import WeightKind
+from executor.native.model import NativeFormat, NativeModel
+from executor.native.structures import KvKind
+from executor.settings import ExecutorSettings
+from executor.torch_model import TorchModel
+from executor.weights import Checkpoint, Parameters
+
+_log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DECODERS = ("auto", "native", "torch")
+ATTENTION_BACKENDS = ("auto", *BACKENDS)
+QUANTIZATIONS = {"none": None, "int8": WeightKind.INT8, "int4": WeightKind.INT4}
+KV_DTYPES = {"auto": None, "int8": KvKind.INT8}
+
+_WEIGHT_KINDS = {"float32": WeightKind.FLOAT32, "bfloat16": WeightKind.BFLOAT16}
+_KV_KINDS = {"float32": KvKind.FLOAT32, "bfloat16": KvKind.BFLOAT16}
+
+
+def load_model(
+    settings: ExecutorSettings, checkpoint: Checkpoint, family: Family, model: DecoderDescription, device: torch.device
+) -> tuple[LoadedModel, str]:
+    """Reads the weights.
+
+    Returns:
+        The model, and its dtype by name.
+
+    Raises:
+        SettingsError: they contradict one another, or what this machine has.
+        CheckpointError: the weights are incomplete.
+    """
+    library = _library(settings, device)
+    parameters = Parameters(checkpoint.weights, family, family.weight_map(model))
+    if library is None:
+        return _torch_model(settings, parameters, model, device)
+    dtype = _native_dtype(settings.dtype, model)
+    form = NativeFormat(
+        weights=QUANTIZATIONS[settings.quantize] or _WEIGHT_KINDS[dtype],
+        kv=KV_DTYPES[settings.kv_dtype] or _KV_KINDS[dtype],
+    )
+    native = NativeModel(
+        library,
+        model,
+        parameters,
+        form,
+        block_size=settings.block_size,
+        threads=settings.threads or torch.get_num_threads(),
+        files=checkpoint.files,
+        cache=settings.cache,
+    )
+    return native, dtype
+
+
+def _library(settings: ExecutorSettings, device: torch.device) -> Library | None:
+    """The native kernels, where they are to compute the whole model."""
+    obstacle = _obstacle(settings, device)
+    library: Library | None = None
+    if obstacle is None:
+        try:
+            library = load_library()
+        except LibraryMissing as error:
+            obstacle = str(error)
+            if settings.decoder == "auto":
+                _log.warning("torch computes the model, several times slower", extra={"reason": obstacle})
+    if library is None and settings.decoder == "native":
+        raise SettingsError(f"decoder native: {obstacle}")
+    return library
+
+
+def _obstacle(settings: ExecutorSettings, device: torch.device) -> str | None:
+    """Why the native decoder isn't even looked for."""
+    if device.type != "cpu":
+        return f"it computes on a CPU, not on {device.type}"
+    if settings.decoder == "torch":
+        return "decoder is torch"
+    if settings.attention_backend not in ("auto", "cpu"):
+        return f"it has attention of its own, not {settings.attention_backend}"
+    if settings.dtype == "float16":
+        return "dtype must be float32 or bfloat16, not float16"
+    return None
+
+
+def _native_dtype(name: str, model: DecoderDescription) -> str:
+    """Half precision is stored as bfloat16, which has a float's range."""
+    if name != "auto":
+        return name
+    return "float32" if model.dtype == "float32" else "bfloat16"
+
+
+def _torch_model(
+    settings: ExecutorSettings, parameters: Parameters, model: DecoderDescription, device: torch.device
+) -> tuple[LoadedModel, str]:
+    for name in ("quantize", "kv_dtype"):
+        if getattr(settings, name) not in ("none", "auto"):
+            raise SettingsError(f"{name} {getattr(settings, name)} needs the native decoder on a CPU")
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" else model.dtype
+    if dtype not in DTYPES:
+        raise SettingsError(f"the checkpoint's dtype {dtype} is not supported; set dtype to one of {', '.join(DTYPES)}")
+    backend = "reference" if settings.attention_backend == "auto" else settings.attention_backend
+    attention = BACKENDS[backend]()
+    torch_model = TorchModel(
+        model, parameters, attention, block_size=settings.block_size, dtype=DTYPES[dtype], device=device
+    )
+    return torch_model, dtype

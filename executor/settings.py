@@ -1,0 +1,44 @@
+"""What an executor is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSettings:
+    """What an executor is made from, as `executor.loader.load_executor` takes it.
+
+    Attributes:
+        model: folder with config.json and safetensors, or a .gguf file.
+        model_name: how clients call it; the file's name where empty.
+        dtype: auto, float32, bfloat16 or float16. auto is the checkpoint's own type, but on a CPU bfloat16 in place of
+            float16, and float32 for whatever torch computes there.
+        device: auto, cpu or cuda. auto is cuda where there is one.
+        block_size: tokens a block.
+        kv_memory: for keys and values: a size ("512MiB") or a share of what is free once the model is loaded ("40%").
+        host_memory: for blocks beside those of the device, in the same form, the share of the host's memory; "0": none.
+        max_model_len: longest sequence; the model's own limit where None.
+        threads: of one operation on the CPU; torch's choice where None.
+        decoder: auto, native or torch. auto is native on a CPU, where the kernels were built.
+        attention_backend: auto, cpu or reference, of the decoder in torch; the native one has its own.
+        quantize: none, int8 or int4: how the native decoder stores matrices.
+        kv_dtype: auto, which is the model's, or int8: how it stores keys and values.
+        cache: folder where packed weights are kept for the next start; None keeps none.
+    """
+
+    model: Path
+    kv_memory: str
+    host_memory: str = "0"
+    model_name: str = ""
+    dtype: str = "auto"
+    device: str = "auto"
+    block_size: int = 16
+    max_model_len: int | None = None
+    threads: int | None = None
+    decoder: str = "auto"
+    attention_backend: str = "auto"
+    quantize: str = "none"
+    kv_dtype: str = "auto"
+    cache: Path | None = None

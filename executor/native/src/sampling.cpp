@@ -18,8 +18,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kColdest = 1e-30;
 // Vectors are written up to so many floats past the end.
 constexpr int64_t kMargin = 16;
-// Waking the other threads takes as long as reading so many rows once.
-constexpr int64_t kAlone = 6;
+// Waking the other threads takes about as long as reading so many rows once.
+constexpr int64_t kAlone = 12;
 constexpr int64_t kReadsOfRandomDraw = 4;
 
 // One thread's memory.

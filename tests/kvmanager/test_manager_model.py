@@ -5,6 +5,7 @@ Its examples are short, and it makes a failing one shorter still. test_long_mixe
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -143,7 +144,7 @@ class KVManagerMachine(RuleBasedStateMachine):
             self.mix.finish()
 
 
-TestKVManager = KVManagerMachine.TestCase
+TestKVManager = pytest.mark.timeout(400)(KVManagerMachine.TestCase)  # all its examples are one test
 TestKVManager.settings = settings(
     max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -17,13 +17,16 @@ from executor.free_memory import free_memory
 from executor.host_arena import HostArena
 from executor.memory_budget import blocks_in, parse_budget
 from executor.model_choice import ATTENTION_BACKENDS, DECODERS, DTYPES, KV_DTYPES, QUANTIZATIONS, load_model
+from executor.progress import Progress, tell_nobody
 from executor.settings import ExecutorSettings
 from executor.weights import open_checkpoint
 
 _log = logging.getLogger(__name__)
 
 
-def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.perf_counter) -> Executor:
+def load_executor(
+    settings: ExecutorSettings, clock: Callable[[], float] = time.perf_counter, on_progress: Progress = tell_nobody
+) -> Executor:
     """Reads the model, takes the memory for its blocks, puts them together and measures how fast that is.
 
     Raises:
@@ -40,7 +43,7 @@ def load_executor(settings: ExecutorSettings, clock: Callable[[], float] = time.
     model = family.describe(checkpoint.config)
     max_model_len = _max_model_len(settings.max_model_len, model)
 
-    loaded, dtype = load_model(settings, checkpoint, family, model, device)
+    loaded, dtype = load_model(settings, checkpoint, family, model, device, on_progress)
     block_bytes = loaded.layout.bytes_per_block
     budget = parse_budget(settings.kv_memory, lambda: free_memory(device))
     num_blocks = blocks_in(budget, block_bytes, settings.kv_memory)

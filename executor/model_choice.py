@@ -15,6 +15,7 @@ from executor.native import Library, LibraryMissing, load_library
 from executor.native.linear import WeightKind
 from executor.native.model import NativeFormat, NativeModel
 from executor.native.structures import KvKind
+from executor.progress import Progress
 from executor.settings import ExecutorSettings
 from executor.torch_model import TorchModel
 from executor.weights import Checkpoint, Parameters
@@ -32,7 +33,12 @@ _KV_KINDS = {"float32": KvKind.FLOAT32, "bfloat16": KvKind.BFLOAT16}
 
 
 def load_model(
-    settings: ExecutorSettings, checkpoint: Checkpoint, family: Family, model: DecoderDescription, device: torch.device
+    settings: ExecutorSettings,
+    checkpoint: Checkpoint,
+    family: Family,
+    model: DecoderDescription,
+    device: torch.device,
+    on_progress: Progress,
 ) -> tuple[LoadedModel, str]:
     """Reads the weights.
 
@@ -44,7 +50,7 @@ def load_model(
         CheckpointError: the weights are incomplete.
     """
     library = _library(settings, device)
-    parameters = Parameters(checkpoint.weights, family, family.weight_map(model))
+    parameters = Parameters(checkpoint.weights, family, family.weight_map(model), on_progress)
     if library is None:
         return _torch_model(settings, parameters, model, device)
     dtype = _native_dtype(settings.dtype, model)
@@ -61,6 +67,7 @@ def load_model(
         threads=settings.threads or torch.get_num_threads(),
         files=checkpoint.files,
         cache=settings.cache,
+        on_progress=on_progress,
     )
     return native, dtype
 

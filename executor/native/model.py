@@ -17,11 +17,12 @@ from executor.native.decoder import NativeDecoder
 from executor.native.library import Crew, Library
 from executor.native.linear import WeightKind
 from executor.native.memory import Bytes, allocate, huge_page_bytes, populate_in_background
-from executor.native.packed_file import Key, Progress, Writer, open_or_build, packed_path, source_key
+from executor.native.packed_file import Key, Writer, open_or_build, packed_path, source_key
 from executor.native.packing import pack_parameter, plan_matrices
 from executor.native.runner import NativeRunner
 from executor.native.sampling import NativeSampler
 from executor.native.structures import KvKind
+from executor.progress import Progress
 from executor.samplers import Sampler
 from executor.weights import Parameters
 
@@ -45,7 +46,7 @@ class NativeModel(LoadedModel):
     Args:
         files: what the parameters are read from; they, and how they are packed, name the file that keeps them.
         cache: folder of that file; None keeps nothing.
-        on_progress: told how many bytes of how many have been read from it.
+        on_progress: told of what is read from it.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class NativeModel(LoadedModel):
         threads: int,
         files: list[Path],
         cache: Path | None,
-        on_progress: Progress = lambda done, total: None,
+        on_progress: Progress,
     ) -> None:
         self.block_size = block_size
         self.kernels = f"cpu/{library.level}"

@@ -26,14 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.native.memory import Bytes, allocate
+from executor.progress import Progress, tell_nobody
 
 _log = logging.getLogger(__name__)
 
 Key = Mapping[str, Any]
 """What a file was made from and how, as JSON; a file with another key is stale."""
-
-Progress = Callable[[int, int], None]
-"""Told how many bytes of how many have been read."""
 
 _ALIGNMENT = 64
 _CHUNK_BYTES = 4 << 20
@@ -73,7 +71,7 @@ def packed_path(folder: Path, model: Path, form: str) -> Path:
 
 
 def open_or_build(
-    path: Path | None, key: Key, build: Callable[[Writer], None], on_progress: Progress = lambda done, total: None
+    path: Path | None, key: Key, build: Callable[[Writer], None], on_progress: Progress = tell_nobody
 ) -> dict[str, Bytes]:
     """The buffers in memory, read from the file, or built where there is no file that is whole and has this key.
 
@@ -83,6 +81,7 @@ def open_or_build(
     Args:
         path: the file; nothing is kept where None.
         build: adds all buffers. It may be called twice: the disk may be full at the end of the first time.
+        on_progress: told how many bytes have been read.
 
     Raises:
         whatever `build` raises; nothing is kept then.
@@ -285,7 +284,7 @@ def _read_chunks(file: int, memory: Bytes, sums: list[int], on_progress: Progres
             if not whole:
                 readers.shutdown(wait=True, cancel_futures=True)
                 return False
-            on_progress(min((index + 1) * _CHUNK_BYTES, memory.nbytes), memory.nbytes)
+            on_progress("Reading converted weights", min((index + 1) * _CHUNK_BYTES, memory.nbytes), memory.nbytes)
     return True
 
 

@@ -9,6 +9,7 @@ import torch
 
 from executor.errors import CheckpointError
 from executor.families import Family, StoredWeight, WeightMap
+from executor.progress import Progress, tell_nobody
 from executor.weights.checkpoint import WeightSource
 
 _MAX_NAMES_SHOWN = 5
@@ -23,17 +24,22 @@ class Parameters:
         CheckpointError: names the weights that are missing, unexpected, or of a wrong shape.
     """
 
-    def __init__(self, source: WeightSource, family: Family, weight_map: WeightMap) -> None:
+    def __init__(
+        self, source: WeightSource, family: Family, weight_map: WeightMap, on_progress: Progress = tell_nobody
+    ) -> None:
         self._source = source
         self._weight_map = weight_map
+        self._on_progress = on_progress
         self._stored_names = _match(source.names(), family, weight_map)
         for weights in weight_map.values():
             for weight in weights:
                 _check_shape(source, self._stored_names[weight.name], weight)
 
     def __iter__(self) -> Iterator[str]:
-        """Their names."""
-        return iter(self._weight_map)
+        """Their names; whoever waits is told how many were gone through."""
+        for index, name in enumerate(self._weight_map):
+            self._on_progress("Converting weights", index, len(self._weight_map))
+            yield name
 
     def read(self, parameter: str, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Reads, transposes, fuses and converts one of them."""

@@ -23,6 +23,7 @@ from services.config import ConfigError, ExecutorConfig, cache_folder
 from services.executor.codec import decode_batch, encode_description, encode_result
 from services.executor.step_thread import Outcome, StepThread
 from services.process import run_service
+from services.progress import ProgressLog
 from services.rpc.server import Context, RpcServer
 from services.telemetry.tracing import SpanRecord, Tracing, make_tracing
 
@@ -174,7 +175,7 @@ def load(config: ExecutorConfig) -> Executor:
         cache=cache_folder() / "packed",
     )
     try:
-        executor = load_executor(settings, time.perf_counter)
+        executor = load_executor(settings, time.perf_counter, ProgressLog(log, time.monotonic))
     except (CheckpointError, SettingsError, UnsupportedModel) as error:
         raise ConfigError(str(error)) from error
     info = executor.info

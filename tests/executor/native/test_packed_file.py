@@ -57,7 +57,7 @@ def test_buffers_are_built_once_and_read_from_then_on(source: Source, path: Path
     read: list[tuple[int, int]] = []
     for _ in range(3):
         read.clear()
-        source.check(open_or_build(path, KEY, source.build, lambda done, total: read.append((done, total))))
+        source.check(open_or_build(path, KEY, source.build, lambda task, done, total: read.append((done, total))))
     assert source.builds == 1
     assert read == sorted(read)
     assert read[-1][0] == read[-1][1] >= sum(array.nbytes for array in source.arrays.values())

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 Key = Mapping[str, Any]
 """What a file was made from and how, as JSON; a file with another key is stale."""
 
+_SUFFIX = ".packed"
 _ALIGNMENT = 64
 _CHUNK_BYTES = 4 << 20
 _READERS = 2
@@ -67,7 +68,7 @@ def source_key(files: Iterable[Path], **how: str | int) -> Key:
 def packed_path(folder: Path, model: Path, form: str) -> Path:
     """Where the buffers of a model are kept, in one form, such as its kind of quantisation."""
     identity = hashlib.sha256(str(model.resolve()).encode()).hexdigest()[:12]
-    return folder / f"{model.stem}-{form}-{identity}.packed"
+    return folder / f"{model.stem}-{form}-{identity}{_SUFFIX}"
 
 
 def open_or_build(
@@ -107,6 +108,7 @@ def _read_or_write(path: Path, key: Key, build: Callable[[Writer], None], on_pro
         if (found := _read(path, key, on_progress)) is not None:  # another process was faster
             return found
         _write(path, key, build)
+        _remove_orphans(path.parent)
         if (found := _read(path, key, on_progress)) is not None:
             return found
     raise _NotKept("it cannot be read back")
@@ -150,6 +152,16 @@ def _write(path: Path, key: Key, build: Callable[[Writer], None]) -> None:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _remove_orphans(folder: Path) -> None:
+    """Removes what was made from files that are gone: the folder would keep every model that there ever was."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            table = _read_table(file.fileno())
+            if table is not None and not all(Path(source).exists() for source, *_ in table.key.get("files", ())):
+                path.unlink()
+                path.with_suffix(".lock").unlink(missing_ok=True)
 
 
 class _FileWriter:

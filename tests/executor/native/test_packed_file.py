@@ -86,6 +86,20 @@ def test_a_key_follows_the_files_that_it_is_made_from(tmp_path: Path) -> None:
     assert packed_path(tmp_path, model, "int8") != packed_path(tmp_path, tmp_path / "other" / "model.gguf", "int8")
 
 
+def test_what_was_made_from_files_that_are_gone_is_removed(source: Source, tmp_path: Path) -> None:
+    models = [tmp_path / f"{name}.gguf" for name in ("old", "kept", "new")]
+    paths = [packed_path(tmp_path / "cache", model, "int8") for model in models]
+    for model, path in zip(models[:2], paths[:2], strict=True):
+        model.write_bytes(b"weights")
+        open_or_build(path, source_key([model]), source.build)
+    models[0].unlink()
+    models[2].write_bytes(b"weights")
+    assert paths[0].exists()
+    open_or_build(paths[2], source_key([models[2]]), source.build)
+    assert {path.name for path in paths[0].parent.glob("*.packed")} == {path.name for path in paths[1:]}
+    assert not paths[0].with_suffix(".lock").exists()
+
+
 def _truncate(path: Path) -> None:
     os.truncate(path, random.randrange(path.stat().st_size))
 

@@ -61,7 +61,8 @@ class Process:
         self._environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("OCTAVO_", "OTEL_"))
         }
-        self._environment |= environment
+        # What it keeps for its next start goes with the test.
+        self._environment |= {"OCTAVO_CACHE": str(log.parent / "cache")} | environment
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

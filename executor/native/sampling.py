@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from executor.native.library import Crew, Library
+from executor.native.memory import allocate
 from executor.random_stream import uniform
 from executor.sampler import Sampled
 from executor.sequences import SequenceState
@@ -42,7 +43,9 @@ class NativeSampler:
             "octavo_choose", None, pointer, pointer, count, count, ctypes.c_char_p, count, pointer, pointer
         )
         workspace_bytes = library.function("octavo_sampling_workspace_bytes", count, count)
-        self._workspace = _aligned_zeros(crew.threads * workspace_bytes(vocab_size))
+        self._workspace = allocate(crew.threads * workspace_bytes(vocab_size))
+        # Touched here: no step should wait for memory.
+        self._workspace.fill(0)
         self._choices = _Choices(_FIRST_DRAWS, width=0)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
@@ -217,10 +220,3 @@ class _Choices:
 
     def top(self, draw: int, count: int) -> tuple[list[int], list[float]]:
         return self._top_tokens[draw, :count].tolist(), self._top_logprobs[draw, :count].tolist()
-
-
-def _aligned_zeros(size: int, alignment: int = 64) -> npt.NDArray[np.uint8]:
-    # Written, not only taken: the system gives memory when it is touched first, which no step should wait for.
-    memory = np.full(size + alignment, 0, np.uint8)
-    begin = -memory.ctypes.data % alignment
-    return memory[begin : begin + size]

@@ -13,57 +13,55 @@ namespace {
 
 constexpr float kLargestHalf = 65504.0f;
 
-bool fits(float value) { return std::fabs(value) <= kLargestHalf; }  // not for a NaN
+// Not if there is a NaN among them.
+bool all_fit(const float* weights) {
+  return std::all_of(weights, weights + kGroup, [](float weight) { return std::fabs(weight) <= kLargestHalf; });
+}
 
 uint8_t nearest(float code, float lowest, float highest) {
   return static_cast<uint8_t>(std::min(std::max(std::nearbyint(code), lowest), highest));
 }
 
 // One group to 4 bits between its smallest and its largest weight.
-bool quantize_int4(const float* weights, uint8_t* codes, uint16_t* scale, uint16_t* minimum) {
+void quantize_int4(const float* weights, uint8_t* codes, uint16_t* scale, uint16_t* minimum) {
   const auto [low, high] = std::minmax_element(weights, weights + kGroup);
-  const float range = *high - *low;
-  if (!fits(*low) || !fits(range)) return false;
   *minimum = float_to_half(*low);
-  *scale = float_to_half(range / 15.0f);
+  *scale = float_to_half((*high - *low) / 15.0f);
   const float step = half_to_float(*scale), offset = half_to_float(*minimum);
   for (int64_t i = 0; i < kGroup; ++i) codes[i] = step == 0.0f ? 0 : nearest((weights[i] - offset) / step, 0.0f, 15.0f);
-  return true;
 }
 
 // One group to 8 bits around zero.
-bool quantize_int8(const float* weights, uint8_t* codes, uint16_t* scale) {
+void quantize_int8(const float* weights, uint8_t* codes, uint16_t* scale) {
   float largest = 0.0f;
-  for (int64_t i = 0; i < kGroup; ++i) {
-    if (!fits(weights[i])) return false;
-    largest = std::max(largest, std::fabs(weights[i]));
-  }
+  for (int64_t i = 0; i < kGroup; ++i) largest = std::max(largest, std::fabs(weights[i]));
   *scale = float_to_half(largest / 127.0f);
   const float step = half_to_float(*scale);
   for (int64_t i = 0; i < kGroup; ++i)
     codes[i] = step == 0.0f ? 128 : nearest(weights[i] / step + 128.0f, 1.0f, 255.0f);
-  return true;
 }
 
-// A group's codes of one output feature, from and to their places in the panel.
+// A group's codes of one output feature to their places in the panel.
 void place_codes(const QuantizedLayout& layout, const uint8_t* codes, uint8_t* group, int64_t output) {
-  for (int64_t i = 0; i < kGroup; ++i) {
-    const int64_t quad = i / 4, within = output * 4 + i % 4;
-    if (!layout.is_int4) {
-      group[quad * kQuadBytes + within] = codes[i];
-    } else if (quad < kQuads / 2) {
-      group[quad * kQuadBytes + within] |= codes[i];
-    } else {
-      group[(quad - kQuads / 2) * kQuadBytes + within] |= static_cast<uint8_t>(codes[i] << 4);
+  for (int64_t quad = 0; quad < (layout.is_int4 ? kQuads / 2 : kQuads); ++quad) {
+    uint32_t four, upper;
+    std::memcpy(&four, codes + quad * 4, sizeof four);
+    if (layout.is_int4) {
+      std::memcpy(&upper, codes + (quad + kQuads / 2) * 4, sizeof upper);
+      four |= upper << 4;
     }
+    std::memcpy(group + quad * kQuadBytes + output * 4, &four, sizeof four);
   }
 }
 
-uint8_t code_at(const QuantizedLayout& layout, const uint8_t* group, int64_t output, int64_t i) {
-  const int64_t quad = i / 4, within = output * 4 + i % 4;
-  if (!layout.is_int4) return group[quad * kQuadBytes + within];
-  if (quad < kQuads / 2) return group[quad * kQuadBytes + within] & 15;
-  return group[(quad - kQuads / 2) * kQuadBytes + within] >> 4;
+// Back from there.
+void take_codes(const QuantizedLayout& layout, const uint8_t* group, int64_t output, uint8_t* codes) {
+  for (int64_t quad = 0; quad < (layout.is_int4 ? kQuads / 2 : kQuads); ++quad)
+    for (int64_t i = 0; i < 4; ++i) {
+      const uint8_t code = group[quad * kQuadBytes + output * 4 + i];
+      codes[quad * 4 + i] = layout.is_int4 ? code & 15 : code;
+      if (layout.is_int4) codes[kGroup / 2 + quad * 4 + i] = code >> 4;
+    }
 }
 
 uint16_t* halves(uint8_t* panel, int64_t offset, int64_t group) {
@@ -88,14 +86,14 @@ uint8_t* panel_of(const QuantizedLayout& layout, void* packed, int64_t output) {
 void unpack_row(const QuantizedLayout& layout, const void* packed, int64_t row, float* out) {
   const uint8_t* panel = panel_of(layout, const_cast<void*>(packed), row);
   const int64_t output = row % kPanel;
-  for (int64_t group = 0; group < layout.groups; ++group) {
-    const uint8_t* codes = panel + layout.codes + group * layout.group_codes;
+  const float zero = layout.is_int4 ? 0.0f : 128.0f;
+  for (int64_t group = 0; group < layout.groups; ++group, out += kGroup) {
+    uint8_t codes[kGroup];
+    take_codes(layout, panel + layout.codes + group * layout.group_codes, output, codes);
     const float scale = half_to_float(halves(panel, 0, group)[output]);
     const float minimum = layout.is_int4 ? half_to_float(halves(panel, layout.minimums, group)[output]) : 0.0f;
-    const float zero = layout.is_int4 ? 0.0f : 128.0f;
     // The product is exact, so it does not matter whether the compiler contracts this.
-    for (int64_t i = 0; i < kGroup; ++i)
-      out[group * kGroup + i] = scale * (static_cast<float>(code_at(layout, codes, output, i)) - zero) + minimum;
+    for (int64_t i = 0; i < kGroup; ++i) out[i] = scale * (static_cast<float>(codes[i]) - zero) + minimum;
   }
 }
 
@@ -109,10 +107,12 @@ bool quantize(WeightKind kind, int64_t outputs, int64_t inputs, const float* wei
   for (int64_t group = 0; group < outputs * (inputs / kGroup); ++group) {
     const float* from = weights + group * kGroup;
     uint8_t* codes = matrix.codes + group * kGroup;
-    const bool done = kind == WeightKind::kInt4
-                          ? quantize_int4(from, codes, matrix.scales + group, matrix.minimums + group)
-                          : quantize_int8(from, codes, matrix.scales + group);
-    if (!done) return false;
+    if (!all_fit(from)) return false;
+    if (kind == WeightKind::kInt4) {
+      quantize_int4(from, codes, matrix.scales + group, matrix.minimums + group);
+    } else {
+      quantize_int8(from, codes, matrix.scales + group);
+    }
   }
   return true;
 }

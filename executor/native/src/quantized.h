@@ -22,7 +22,7 @@ struct QuantizedMatrix {
   uint16_t* minimums;  // the same; null for kInt8, whose minimum is -128 * scale
 };
 
-// The nearest codes. False where a group's scale or minimum is beyond float16; the matrix holds nothing of use then.
+// The nearest codes. False where a weight is beyond float16 or not a number; the matrix holds nothing of use then.
 bool quantize(WeightKind kind, int64_t outputs, int64_t inputs, const float* weights, const QuantizedMatrix& matrix);
 
 void pack_codes(WeightKind kind, int64_t outputs, int64_t inputs, const QuantizedMatrix& matrix, void* packed);

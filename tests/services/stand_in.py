@@ -6,9 +6,11 @@ python stand_in.py child NAME ADDRESS JOURNAL BEHAVIOUR  is one of them
 Every child writes down in the journal when it serves and when it is asked to stop. A behaviour is "name:what":
   fails   says why on stderr and ends with exit code 2
   crashes ends with exit code 1 before it serves
+  loads   logs progress before it serves
   stays   does not stop when it is asked to
 """
 
+import json
 import signal
 import sys
 import threading
@@ -42,6 +44,9 @@ def child(name: str, address: str, journal: str, what: str) -> None:
         sys.exit(_say("octavo: the model is missing", 2))
     if what == "crashes":
         sys.exit(_say("segment violated", 1))
+    if what == "loads":
+        print(json.dumps({"event": "progress", "task": "Converting weights", "done": 7, "total": 10}), flush=True)
+        print("ready", flush=True)
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=1))

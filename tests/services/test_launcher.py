@@ -16,6 +16,7 @@ import pytest
 from services.config import ConfigError, ExecutorConfig
 from services.launcher import SERVICES, Addresses, Stack, StackError, octavo_command
 from services.ports import check_free
+from services.progress import Progress
 from tests.ports import free_port
 from tests.services import stand_in
 
@@ -105,6 +106,23 @@ async def test_all_three_serve_and_stop_in_order(journal: Path) -> None:
     assert events(journal)[3:] == ["gateway stops", "kvmanager stops", "executor stops"]
     assert not any(alive(pid) for pid in pids.values())
     assert stack.pids == {}
+
+
+async def test_progress_goes_to_whoever_waits_for_the_start(journal: Path) -> None:
+    said: list[str] = []
+    shown: list[Progress] = []
+    stack = Stack(stand_in.command(journal, "executor:loads"), port=0, log=said.append)
+    try:
+        await stack.start(shown.append)
+        assert shown == [Progress("Converting weights", 7, 10)]
+        assert "executor: ready" in said
+        assert not any("progress" in line for line in said)
+        # A child that is started again shows nothing: nobody waits.
+        os.kill(stack.pids["executor"], signal.SIGKILL)
+        await async_until(lambda: any("progress" in line for line in said))
+        assert len(shown) == 1
+    finally:
+        await stack.stop()
 
 
 async def test_a_killed_child_comes_back_at_the_same_address(journal: Path) -> None:

@@ -86,7 +86,7 @@ def run() -> int:
 
 
 async def _run(console: Console) -> int:
-    settings = {"model": resolve_model(SMOLLM2.name), "model_name": SMOLLM2.name, "log_level": "warning"}
+    settings = {"model": resolve_model(SMOLLM2.name), "model_name": SMOLLM2.name}
     answers = [Answer(question) for question in QUESTIONS]
     started = time.monotonic()
     async with _running(settings, console) as stack:

@@ -43,11 +43,13 @@ class ProgressLog:
         self._log = log
         self._clock = clock
         self._next = clock() + _QUIET_SECONDS
+        self._shown = False
 
     def __call__(self, task: str, done: int, total: int) -> None:
         """So much of a task is done."""
         now = self._clock()
-        if now >= self._next:
+        if now >= self._next or (self._shown and done == total):
+            self._shown = True
             self._next = now + _INTERVAL_SECONDS
             self._log.info(_EVENT, extra={"task": task, "done": done, "total": total})
 

@@ -36,10 +36,10 @@ RUN find /opt/octavo ! -type d | sort > before \
  && find /opt/octavo ! -type d | sort | comm -13 before - > added \
  && mkdir /layer && xargs -d '\n' cp --link --parents -t /layer < added
 
-# /models is made here so that a volume mounted on it belongs to the user that runs.
+# /models and /cache are made here so that volumes mounted on them belong to the user that runs.
 FROM ${PYTHON_IMAGE} AS core-runtime
 RUN groupadd --gid 10001 octavo && useradd --uid 10001 --gid octavo --no-create-home --home-dir /tmp --shell /usr/sbin/nologin octavo \
- && install -d -o octavo -g octavo /models
+ && install -d -o octavo -g octavo /models /cache
 ENV PATH=/opt/octavo/bin:$PATH \
     OCTAVO_CACHE=/models \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -282,7 +282,7 @@ def check_address(name: str, address: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where fetched models are kept: ``$OCTAVO_CACHE``, or ``~/.cache/octavo``."""
+    """Where fetched models and converted weights are kept: ``$OCTAVO_CACHE``, or ``~/.cache/octavo``."""
     return Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo")
 
 

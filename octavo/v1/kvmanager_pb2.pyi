@@ -23,12 +23,14 @@ TIER_DEVICE: Tier
 TIER_HOST: Tier
 
 class AttachRequest(_message.Message):
-    __slots__ = ("submissions", "aborts")
+    __slots__ = ("submissions", "aborts", "token_interval_us")
     SUBMISSIONS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_INTERVAL_US_FIELD_NUMBER: _ClassVar[int]
     submissions: _containers.RepeatedCompositeFieldContainer[Submission]
     aborts: _containers.RepeatedCompositeFieldContainer[Abort]
-    def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[Abort, _Mapping]]] = ...) -> None: ...
+    token_interval_us: int
+    def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[Abort, _Mapping]]] = ..., token_interval_us: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("handle", "request_id", "prompt_token_ids", "spans", "n", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "timeout_us", "trace", "tenant", "priority", "best_of", "beam_search", "report_progress", "pin")
@@ -121,16 +123,18 @@ class AttachResponse(_message.Message):
     def __init__(self, backend: _Optional[_Union[BackendState, _Mapping]] = ..., updates: _Optional[_Iterable[_Union[SequenceUpdate, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RequestEnd, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., tokens: _Optional[_Union[TokenColumns, _Mapping]] = ...) -> None: ...
 
 class TokenColumns(_message.Message):
-    __slots__ = ("handles", "sequence_indices", "positions", "token_ids")
+    __slots__ = ("handles", "sequence_indices", "positions", "token_ids", "counts")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_INDICES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     sequence_indices: bytes
     positions: bytes
     token_ids: bytes
-    def __init__(self, handles: _Optional[bytes] = ..., sequence_indices: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    counts: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., sequence_indices: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., counts: _Optional[bytes] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("handle", "prefill")

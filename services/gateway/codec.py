@@ -118,11 +118,7 @@ def _decode_scope(message: inference_pb2.CacheScope) -> CacheScope:
 
 
 def _decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
-    given = {
-        field.name: getattr(message, field.name)
-        for field in message.DESCRIPTOR.fields
-        if field.has_presence and message.HasField(field.name)
-    }
+    given = {field.name: value for field, value in message.ListFields() if field.has_presence}
     if message.early_stopping not in _EARLY_STOPPING:
         raise InvalidArgument("sampling.early_stopping", f"{message.early_stopping} is not a value that is known here")
     return SamplingParams(
@@ -194,15 +190,21 @@ def _encode_beam_search(beam: BeamSearch) -> kvmanager_pb2.BeamSearch:
 # --- From the KV manager, and to clients ----------------------------------------------------------------------------
 
 
-def decode_tokens(columns: kvmanager_pb2.TokenColumns) -> Iterator[tuple[int, int, int, int]]:
-    """Handle, sequence index, position and token id of each of many sequences.
+def decode_tokens(columns: kvmanager_pb2.TokenColumns) -> Iterator[tuple[int, Update]]:
+    """New tokens of each of many sequences, by handle.
 
     Raises:
-        ValueError: the columns have not the same length.
+        ValueError: the columns' lengths do not go together.
     """
-    handles = unpack_int64(columns.handles)
+    handles, token_ids = unpack_int64(columns.handles), unpack_int32(columns.token_ids)
     indices = unpack_int32(columns.sequence_indices) or [0] * len(handles)
-    return zip(handles, indices, unpack_int32(columns.positions), unpack_int32(columns.token_ids), strict=True)
+    counts = unpack_int32(columns.counts) or [1] * len(handles)
+    if len(token_ids) != sum(counts) or min(counts, default=1) < 1:
+        raise ValueError(f"{len(token_ids)} tokens for rows of {counts}")
+    start = 0
+    for handle, index, position, count in zip(handles, indices, unpack_int32(columns.positions), counts, strict=True):
+        yield handle, Update(index, position, token_ids[start : start + count])
+        start += count
 
 
 def decode_update(update: kvmanager_pb2.SequenceUpdate) -> Update:

@@ -12,8 +12,8 @@ import grpc
 
 from octavo.v1 import inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 from services.gateway.codec import decode_tokens, decode_update
-from services.gateway.pacer import Pacer
-from services.gateway.request_stream import RequestStream, Update
+from services.gateway.pacer import Pace, Pacer
+from services.gateway.request_stream import RequestStream
 from services.rpc.server import inner_channel
 from services.rpc.status import RpcError
 
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[kvmanager_pb2.AttachRequest, kvmanager_pb2.AttachResponse]"
 
 R = TypeVar("R")
+
+_USUAL_PACE = Pace()
 
 RETRY_SECONDS = 0.2
 RETRY_AFTER_SECONDS = 1.0
@@ -48,7 +50,8 @@ class KVManagerLink:
         self._on_change = on_change
         self._handles = count(1)
         self._requests: dict[int, RequestStream] = {}
-        self._pacer = Pacer(self._requests.__len__, responses_per_second)
+        self._pacer = Pacer(responses_per_second)
+        self._token_interval_us = 0
         self._outbox: asyncio.Queue[kvmanager_pb2.AttachRequest] = asyncio.Queue()
         self._attached = False
         self._backend = kvmanager_pb2.BackendState()
@@ -71,20 +74,26 @@ class KVManagerLink:
             raise _unavailable("no executor is connected")
         return self._backend.model
 
-    def submit(self, make: Callable[[int], kvmanager_pb2.Submission], interval: float | None = None) -> RequestStream:
+    def submit(self, make: Callable[[int], kvmanager_pb2.Submission], pace: Pace = _USUAL_PACE) -> RequestStream:
         """Sends a request, made for its handle on this stream.
-
-        Args:
-            interval: Seconds between two deliveries of its tokens; None: as many requests as run decide it.
 
         Raises:
             RpcError: UNAVAILABLE while there is no KV manager.
         """
         self._check_attached()
         handle = next(self._handles)
-        stream = self._requests[handle] = RequestStream(handle, self.abort, self._forget, self._pacer, interval)
-        self._outbox.put_nowait(kvmanager_pb2.AttachRequest(submissions=[make(handle)]))
+        message = kvmanager_pb2.AttachRequest(submissions=[make(handle)])
+        stream = self._requests[handle] = RequestStream(handle, self.abort, self._forget, self._pacer, pace)
+        self._pacer.join(pace)
+        self._set_token_interval(message)
+        self._outbox.put_nowait(message)
         return stream
+
+    def _set_token_interval(self, message: kvmanager_pb2.AttachRequest) -> None:
+        """Tokens that would wait for their turn here may as well come together."""
+        interval_us = round(self._pacer.shortest_interval * 1e6)
+        if interval_us != self._token_interval_us:
+            self._token_interval_us = message.token_interval_us = interval_us
 
     async def unpin(self, tenant: str, pin_id: str) -> None:
         """Lets go of one of a tenant's pins.
@@ -124,7 +133,15 @@ class KVManagerLink:
             self._outbox.put_nowait(kvmanager_pb2.AttachRequest(aborts=[abort]))
 
     def _forget(self, handle: int) -> None:
-        self._requests.pop(handle, None)
+        stream = self._requests.pop(handle, None)
+        if stream is None:
+            return
+        self._pacer.leave(stream.pace)
+        # Those that are left are told of it when it has become much shorter; otherwise with the next request.
+        if self._attached and self._pacer.shortest_interval * 1e6 < self._token_interval_us / 2:
+            message = kvmanager_pb2.AttachRequest()
+            self._set_token_interval(message)
+            self._outbox.put_nowait(message)
 
     async def run(self) -> None:
         """Stays attached until cancelled."""
@@ -180,9 +197,9 @@ class KVManagerLink:
         for progress in message.progress:
             if (stream := find(progress.handle)) is not None:
                 stream.add_progress(progress.prefill)
-        for handle, index, position, token_id in decode_tokens(message.tokens):
+        for handle, tokens in decode_tokens(message.tokens):
             if (stream := find(handle)) is not None:
-                stream.add(Update(index, position, [token_id]))
+                stream.add(tokens)
         for update in message.updates:
             if (stream := find(update.handle)) is not None:
                 stream.add(decode_update(update))
@@ -194,7 +211,9 @@ class KVManagerLink:
         """The stream is gone, and with it whatever was on its way."""
         self._attached = False
         self._outbox = asyncio.Queue()
+        self._token_interval_us = 0
         for stream in self._requests.values():
+            self._pacer.leave(stream.pace)
             stream.fail(_unavailable("the connection to the KV manager was lost"))
         self._requests.clear()
         self._on_change()

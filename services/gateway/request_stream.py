@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gateway.output import FinishReason, TokenLogprobs
 from octavo.v1 import inference_pb2, kvmanager_pb2
-from services.gateway.pacer import Pacer
+from services.gateway.pacer import Pace, Pacer
 from services.rpc.status import RpcError
 
 
@@ -61,7 +61,7 @@ class RequestStream:
         abort: Sends an abort to the KV manager.
         forget: Called with the handle when nothing more is to be delivered.
         pacer: Says whose turn it is.
-        interval: Seconds between two deliveries of tokens that the client asked for; None: as the pacer likes.
+        pace: How often the request wants tokens.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class RequestStream:
         abort: Callable[[kvmanager_pb2.Abort], None],
         forget: Callable[[int], None],
         pacer: Pacer,
-        interval: float | None,
+        pace: Pace,
     ) -> None:
         self._handle = handle
         self._abort = abort
         self._forget = forget
         self._pacer = pacer
-        self._interval = interval
+        self.pace = pace
         self._loop = asyncio.get_running_loop()
         self._delivery: Delivery | None = None
         self._latest: dict[int, Update] = {}
@@ -150,7 +150,7 @@ class RequestStream:
         self._latest.clear()
         self._over = delivery.end is not None
         if delivery.updates:
-            self._rests_until = self._pacer.end_of_turn(self._loop.time(), self._interval)
+            self._rests_until = self._pacer.end_of_turn(self._loop.time(), self.pace)
         return delivery
 
     def end_sequence(self, sequence_index: int) -> None:

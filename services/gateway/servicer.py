@@ -19,6 +19,7 @@ from services.gateway.codec import core_error, decode_pin_request, decode_prompt
 from services.gateway.generation import Generation
 from services.gateway.identity import Callers
 from services.gateway.kvmanager_link import KVManagerLink
+from services.gateway.pacer import Pace
 from services.gateway.pinning import Pinning
 from services.rpc.parsing import parse
 from services.rpc.server import Context
@@ -109,9 +110,8 @@ class GenerationServicer:
         if key in self._running:
             message = f"request_id: {request.request_id!r} is running already"
             raise RpcError(grpc.StatusCode.ALREADY_EXISTS, message, "REQUEST_EXISTS", "request_id")
-        stream = self._link.submit(
-            lambda handle: encode_submission(request, handle, span.context), request.response_interval
-        )
+        pace = Pace(request.response_interval, looked_through=bool(request.sampling.stop))
+        stream = self._link.submit(lambda handle: encode_submission(request, handle, span.context), pace)
         self._running.add(key)
         generation = Generation(self._gateway, request, stream)
         try:

@@ -10,7 +10,6 @@ from google.rpc import code_pb2
 from kvmanager.capacity import Capacity
 from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, PinRefused, QueueFull
 from kvmanager.request import FinishReason, PrefixMatchEnd
-from kvmanager.request import Sequence as RunningSequence
 from kvmanager.spec import DEFAULT_TENANT, BeamParams, EarlyStopping, PinOrder, RequestSpec, Scope
 from kvmanager.step import NewSequence, Progress, RequestEnd, SequenceUpdate, Speeds, StepBatch, StepResult, Usage
 from octavo.v1 import common_pb2, executor_pb2, inference_pb2, kvmanager_pb2
@@ -178,17 +177,6 @@ def _decode_candidates(message: executor_pb2.Candidates) -> tuple[list[int], lis
 
 
 # What gateways hear
-
-
-def encode_tokens(sequences: Sequence[RunningSequence], columns: kvmanager_pb2.TokenColumns) -> None:
-    """The last tokens of sequences of one gateway, whose number for a request is the second part of its handle."""
-    handles = cast(list[tuple[int, int]], [sequence.handle for sequence in sequences])
-    columns.handles = pack_int64([number for _, number in handles])
-    columns.positions = pack_int32([sequence.num_output - 1 for sequence in sequences])
-    columns.token_ids = pack_int32([sequence.token_ids[-1] for sequence in sequences])
-    indices = [sequence.sample_index for sequence in sequences]
-    if any(indices):
-        columns.sequence_indices = pack_int32(indices)
 
 
 def encode_update(update: SequenceUpdate, handle: int) -> kvmanager_pb2.SequenceUpdate:

@@ -66,6 +66,8 @@ class Driver:
 
     def take(self, session: int, message: kvmanager_pb2.AttachRequest) -> None:
         """What a gateway has to say."""
+        if message.HasField("token_interval_us"):
+            self._sessions.pace(session, message.token_interval_us / 1e6)
         for submission in message.submissions:
             self._submit(session, submission)
         for abort in message.aborts:

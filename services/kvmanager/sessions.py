@@ -1,4 +1,4 @@
-"""The streams to the gateways: one message for each gateway and step."""
+"""The streams to the gateways: at most one message for each gateway and step."""
 
 from __future__ import annotations
 
@@ -8,83 +8,161 @@ from itertools import count
 from typing import Any, cast
 
 from kvmanager.request import Sequence
-from kvmanager.step import Outputs
+from kvmanager.step import Outputs, Progress, RequestEnd, SequenceUpdate
 from octavo.v1 import kvmanager_pb2
-from services.kvmanager.codec import encode_end, encode_progress, encode_tokens, encode_update
+from services.kvmanager.codec import encode_end, encode_progress, encode_update
+from services.kvmanager.token_rows import HeldTokens, TokenRows
 
 Outbox = asyncio.Queue[kvmanager_pb2.AttachResponse]
+
+MAX_INTERVAL_SECONDS = 60.0
+
+
+class Session:
+    """One gateway that is attached.
+
+    Attributes:
+        outbox: What it is to hear.
+        requests: Those of its requests that have not ended, by its own numbers.
+    """
+
+    def __init__(self) -> None:
+        self.outbox = Outbox()
+        self.requests: set[int] = set()
+        self._interval = 0.0
+        self._held = HeldTokens()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def pace(self, interval: float) -> None:
+        """From here on plain tokens come together for so many seconds. What waits now is sent."""
+        self._interval = min(max(interval, 0.0), MAX_INTERVAL_SECONDS)
+        self._send_held()
+
+    def ended(self, handle: int) -> None:
+        """A request is over, and its gateway knows."""
+        self.requests.discard(handle)
+        self._held.drop(handle)
+
+    def close(self) -> None:
+        """The gateway is gone."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def send(
+        self,
+        progress: list[Progress],
+        tokens: list[Sequence],
+        updates: list[SequenceUpdate],
+        ends: list[RequestEnd],
+    ) -> None:
+        """What one step has for this gateway."""
+        rows = TokenRows()
+        rows.add_last(self._urgent(tokens))
+        if updates or ends:
+            told = {(_number(update.handle), update.sample_index): update.position for update in updates}
+            self._held.move_to(rows, told)
+        message = kvmanager_pb2.AttachResponse(
+            progress=[encode_progress(each, _number(each.handle)) for each in progress],
+            updates=[encode_update(each, _number(each.handle)) for each in updates],
+            ends=[encode_end(each, _number(each.handle)) for each in ends],
+        )
+        for end in message.ends:
+            self.ended(end.handle)
+        if rows.handles:
+            rows.write(message.tokens)
+        elif not (progress or updates or ends):
+            return
+        self.outbox.put_nowait(message)
+
+    def _urgent(self, tokens: list[Sequence]) -> list[Sequence]:
+        """Keeps what can wait, and returns what can't."""
+        if not self._interval:
+            return tokens
+        urgent = [sequence for sequence in tokens if sequence.num_output == 1]
+        for sequence in tokens:
+            if sequence.num_output > 1:
+                self._held.keep(sequence)
+        if self._held and self._alarm is None:
+            loop = asyncio.get_running_loop()
+            # Bounds as a gateway on the same machine has them for its streams: what comes is sent on at once.
+            end = (loop.time() // self._interval + 1) * self._interval
+            self._alarm = loop.call_at(end, self._send_held)
+        return urgent
+
+    def _send_held(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        rows = TokenRows()
+        self._held.move_to(rows, {})
+        if rows.handles:
+            message = kvmanager_pb2.AttachResponse()
+            rows.write(message.tokens)
+            self.outbox.put_nowait(message)
 
 
 class Sessions:
     """Gateways that are attached. A request's handle is (session, the gateway's own number)."""
 
     def __init__(self) -> None:
-        self._outboxes: dict[int, Outbox] = {}
-        self._requests: dict[int, set[int]] = {}
+        self._sessions: dict[int, Session] = {}
         self._ids = count(1)
 
     def open(self) -> tuple[int, Outbox]:
-        session, outbox = next(self._ids), Outbox()
-        self._outboxes[session] = outbox
-        self._requests[session] = set()
-        return session, outbox
+        number = next(self._ids)
+        session = self._sessions[number] = Session()
+        return number, session.outbox
 
     def close(self, session: int) -> list[tuple[int, int]]:
         """Forgets a gateway. Returns the handles of its requests that have not ended."""
-        self._outboxes.pop(session, None)
-        return [(session, handle) for handle in self._requests.pop(session, ())]
+        closed = self._sessions.pop(session, None)
+        if closed is None:
+            return []
+        closed.close()
+        return [(session, handle) for handle in closed.requests]
+
+    def pace(self, session: int, interval: float) -> None:
+        """From here on a gateway gets plain tokens together for so many seconds."""
+        self._sessions[session].pace(interval)
 
     def opened(self, session: int, handle: int) -> None:
         """A gateway's request is on its way."""
-        self._requests[session].add(handle)
+        self._sessions[session].requests.add(handle)
 
     def ended(self, session: int, handle: int) -> None:
         """A request is over without a word to its gateway."""
-        self._requests.get(session, set()).discard(handle)
+        if session in self._sessions:
+            self._sessions[session].ended(handle)
 
     def refuse(self, session: int, handle: int, error: kvmanager_pb2.RequestError) -> None:
         """Ends a request with an error."""
         self.ended(session, handle)
-        end = kvmanager_pb2.RequestEnd(handle=handle, error=error)
-        self._send(session, kvmanager_pb2.AttachResponse(ends=[end]))
+        if session in self._sessions:
+            end = kvmanager_pb2.RequestEnd(handle=handle, error=error)
+            self._sessions[session].outbox.put_nowait(kvmanager_pb2.AttachResponse(ends=[end]))
 
     def broadcast(self, backend: kvmanager_pb2.BackendState) -> None:
         """Tells every gateway how the backend is."""
-        for session in self._outboxes:
-            self._send(session, kvmanager_pb2.AttachResponse(backend=backend))
+        for session in self._sessions.values():
+            session.outbox.put_nowait(kvmanager_pb2.AttachResponse(backend=backend))
 
     def dispatch(self, outputs: Outputs) -> None:
-        """Sends each gateway its share of one step's outputs, as one message."""
-        messages: defaultdict[int, kvmanager_pb2.AttachResponse] = defaultdict(kvmanager_pb2.AttachResponse)
-        for progress in outputs.progress:
-            session, handle = _split(progress.handle)
-            messages[session].progress.append(encode_progress(progress, handle))
-        self._add_tokens(outputs, messages)
-        for update in outputs.updates:
-            session, handle = _split(update.handle)
-            messages[session].updates.append(encode_update(update, handle))
-        for end in outputs.ends:
-            session, handle = _split(end.handle)
-            self.ended(session, handle)
-            messages[session].ends.append(encode_end(end, handle))
-        for session, message in messages.items():
-            self._send(session, message)
-
-    def _add_tokens(self, outputs: Outputs, messages: defaultdict[int, kvmanager_pb2.AttachResponse]) -> None:
-        """A step has hundreds of these."""
-        by_session: defaultdict[int, list[Sequence]] = defaultdict(list)
-        for sequence in cast(list[Any], outputs.tokens):
-            by_session[sequence.handle[0]].append(sequence)
-        for session, sequences in by_session.items():
-            encode_tokens(sequences, messages[session].tokens)
-
-    def _send(self, session: int, message: kvmanager_pb2.AttachResponse) -> None:
-        outbox = self._outboxes.get(session)
-        if outbox is not None:
-            outbox.put_nowait(message)
+        """Sends each gateway its share of one step's outputs."""
+        progress, tokens = _by_session(outputs.progress), _by_session(outputs.tokens)
+        updates, ends = _by_session(outputs.updates), _by_session(outputs.ends)
+        for number in progress.keys() | tokens.keys() | updates.keys() | ends.keys():
+            if (session := self._sessions.get(number)) is not None:
+                session.send(progress[number], tokens[number], updates[number], ends[number])
 
 
-def _split(handle: object) -> tuple[int, int]:
-    assert isinstance(handle, tuple)
-    session, number = handle
-    return session, number
+def _by_session(outputs: list[Any]) -> defaultdict[int, list[Any]]:
+    """Whatever has a handle, by the gateway that it is for."""
+    found: defaultdict[int, list[Any]] = defaultdict(list)
+    for each in outputs:
+        found[each.handle[0]].append(each)
+    return found
+
+
+def _number(handle: object) -> int:
+    """The gateway's own number for a request."""
+    return cast(tuple[int, int], handle)[1]

@@ -20,7 +20,7 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
     """Answers each submission with the messages that `script` makes for it.
 
     Attributes:
-        submissions, aborts: what gateways sent.
+        submissions, aborts, token_intervals: what gateways sent.
         pins: by tenant; a submission with a pin adds one when its end is sent.
         broken: what the unary calls end with, if anything.
     """
@@ -29,6 +29,7 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
         self.script = script
         self.submissions: list[kvmanager_pb2.Submission] = []
         self.aborts: list[kvmanager_pb2.Abort] = []
+        self.token_intervals: list[int] = []
         self.pins: dict[str, dict[str, inference_pb2.Pin]] = {}
         self.unpinned: list[tuple[str, str]] = []
         self.broken: grpc.StatusCode | None = None
@@ -39,6 +40,8 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
         yield kvmanager_pb2.AttachResponse(backend=kvmanager_pb2.BackendState(ready=True, model=MODEL, epoch=1))
         async for request in requests:
             self.aborts += request.aborts
+            if request.HasField("token_interval_us"):
+                self.token_intervals.append(request.token_interval_us)
             for submission in request.submissions:
                 self.submissions.append(submission)
                 for message in self.script(submission):

@@ -371,6 +371,18 @@ async def test_tokens_of_an_interval_come_as_one_response(model: Path) -> None:
     assert (last.finish_reason, last.usage.completion_tokens) == (STOP, 4)
 
 
+async def test_the_kv_manager_learns_for_how_long_tokens_may_wait(model: Path) -> None:
+    async with bench(model, one_answer) as here:
+        await here.ask()
+        assert here.kvmanager.token_intervals == []
+        await here.ask(response_interval=0.5)
+        await eventually(lambda: here.kvmanager.token_intervals == [500_000, 0])
+        # What is computed beyond a stop string is lost, so such a request's tokens do not wait where they come from.
+        await here.ask(response_interval=0.5, stop=["x"])
+        await here.ask(response_interval=0.25)
+        await eventually(lambda: here.kvmanager.token_intervals[2:] == [250_000, 0])
+
+
 async def test_columns_that_make_no_sense_end_the_requests(model: Path) -> None:
     def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
         message = columns(submission, [(0, 0, 1)])

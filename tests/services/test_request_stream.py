@@ -8,13 +8,13 @@ import pytest
 
 from gateway.output import FinishReason, TokenLogprobs
 from octavo.v1 import kvmanager_pb2
-from services.gateway.pacer import Pacer
+from services.gateway.pacer import Pace, Pacer
 from services.gateway.request_stream import RequestStream, Update
 
 
 def make(interval: float | None = None, aborts: list[kvmanager_pb2.Abort] | None = None) -> RequestStream:
-    pacer = Pacer(lambda: 1, responses_per_second=500)
-    return RequestStream(7, ([] if aborts is None else aborts).append, lambda handle: None, pacer, interval)
+    pacer = Pacer(responses_per_second=500)
+    return RequestStream(7, ([] if aborts is None else aborts).append, lambda handle: None, pacer, Pace(interval))
 
 
 def plain(position: int, *token_ids: int, index: int = 0) -> Update:

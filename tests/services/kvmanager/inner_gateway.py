@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import grpc
@@ -54,6 +54,7 @@ class InnerGateway:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.backends: list[kvmanager_pb2.BackendState] = []
+        self.messages: list[kvmanager_pb2.AttachResponse] = []
         self._call = kvmanager_pb2_grpc.KVManagerServiceStub(channel).Attach()
         self._replies: dict[int, Reply] = {}
         self._handles = count(1)
@@ -65,6 +66,7 @@ class InnerGateway:
             async with self._changed:
                 if message.HasField("backend"):
                     self.backends.append(message.backend)
+                self.messages.append(message)
                 for progress in message.progress:
                     prefill = progress.prefill
                     self._replies[progress.handle].progress.append((prefill.computed_tokens, prefill.prompt_tokens))
@@ -88,6 +90,10 @@ class InnerGateway:
         )
         await self._call.write(kvmanager_pb2.AttachRequest(submissions=[submission]))
         return reply
+
+    async def pace(self, interval: float) -> None:
+        """Asks for plain tokens of so many seconds at a time."""
+        await self._call.write(kvmanager_pb2.AttachRequest(token_interval_us=round(interval * 1e6)))
 
     async def wait_for_tokens(self, reply: Reply, number: int) -> None:
         await self._wait(lambda: sum(map(len, reply.sequences.values())) >= number or reply.end is not None)
@@ -121,9 +127,13 @@ class InnerGateway:
 def _plain_updates(columns: kvmanager_pb2.TokenColumns) -> list[kvmanager_pb2.SequenceUpdate]:
     handles, positions = unpack_int64(columns.handles), unpack_int32(columns.positions)
     indices = unpack_int32(columns.sequence_indices) or [0] * len(handles)
-    return [
-        kvmanager_pb2.SequenceUpdate(handle=handle, sequence_index=index, position=position, token_ids=[token])
-        for handle, index, position, token in zip(
-            handles, indices, positions, unpack_int32(columns.token_ids), strict=True
+    counts = unpack_int32(columns.counts) or [1] * len(handles)
+    token_ids = iter(unpack_int32(columns.token_ids))
+    updates = [
+        kvmanager_pb2.SequenceUpdate(
+            handle=handle, sequence_index=index, position=position, token_ids=list(islice(token_ids, count))
         )
+        for handle, index, position, count in zip(handles, indices, positions, counts, strict=True)
     ]
+    assert not list(token_ids)
+    return updates

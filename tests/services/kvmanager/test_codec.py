@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from kvmanager.errors import (
     PinRefused,
     QueueFull,
 )
-from kvmanager.request import FinishReason, PrefixMatchEnd, Request, Sequence
-from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, Scope
+from kvmanager.request import FinishReason, PrefixMatchEnd
+from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, Scope
 from kvmanager.step import NewSequence, RequestEnd, SequenceUpdate, Speeds, StepBatch, Usage
 from octavo.v1 import common_pb2, executor_pb2, kvmanager_pb2
 from services.executor.codec import decode_batch
@@ -26,10 +25,9 @@ from services.kvmanager.codec import (
     encode_batch,
     encode_end,
     encode_error,
-    encode_tokens,
     encode_update,
 )
-from services.rpc.columns import pack_float32, pack_int32, pack_int64, unpack_int32, unpack_int64
+from services.rpc.columns import pack_float32, pack_int32, pack_int64
 
 
 def submission(**fields: Any) -> kvmanager_pb2.Submission:
@@ -205,26 +203,6 @@ def test_a_result_without_the_rare_things() -> None:
 def test_columns_of_a_result_that_do_not_fit_together(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_result(result(**fields))
-
-
-def test_plain_tokens() -> None:
-    """Of each sequence its last token."""
-
-    def columns(sample_indices: list[int]) -> kvmanager_pb2.TokenColumns:
-        made = kvmanager_pb2.TokenColumns()
-        sequences = []
-        for number, sample_index in enumerate(sample_indices):
-            request = Request(RequestSpec((4, 2**40 + number), [1, 2, 3]), number, 0.0, scopes=None, max_length=9)
-            sequence = Sequence(number, request, sample_index, array("i", [1, 2, 3, 50, 60 + number]))
-            sequences.append(sequence)
-        encode_tokens(sequences, made)
-        return made
-
-    first = columns([0, 0])
-    assert unpack_int64(first.handles) == [2**40, 2**40 + 1]
-    assert (unpack_int32(first.positions), unpack_int32(first.token_ids)) == ([1, 1], [60, 61])
-    assert first.sequence_indices == b""
-    assert unpack_int32(columns([0, 3]).sequence_indices) == [0, 3]
 
 
 def test_updates() -> None:

@@ -142,7 +142,8 @@ def multiply(
     if epilogue.is_gate and linear.outputs % (2 * PANEL):
         raise ValueError(f"a gated product has a multiple of {2 * PANEL} outputs, not {linear.outputs}")
     for name, array, columns in (("x", x, linear.inputs), ("y", y, width)):
-        if array.shape != (rows, columns) or array.dtype != np.float32 or array.strides[1] != array.itemsize:
+        is_contiguous = columns == 1 or array.strides[1] == array.itemsize
+        if array.shape != (rows, columns) or array.dtype != np.float32 or not is_contiguous:
             raise ValueError(f"{name} is not [{rows}, {columns}] float32 with contiguous rows")
     if workspace is None:
         workspace = aligned_bytes(workspace_bytes(library, linear.kind, rows, linear.inputs))

@@ -5,7 +5,11 @@
 
 namespace octavo {
 
-inline Vec sigmoid(Vec x) { return broadcast(1.0f) / (broadcast(1.0f) + exp(-x)); }
+// 0 below -87, so that times an x of any size it is still nothing.
+inline Vec sigmoid(Vec x) {
+  const Vec result = broadcast(1.0f) / (broadcast(1.0f) + exp(-x));
+  return x < broadcast(-87.0f) ? zero() : result;
+}
 
 inline Vec relu(Vec x) { return x < zero() ? zero() : x; }  // a NaN stays one
 
@@ -33,7 +37,8 @@ inline Vec gelu(Vec x) {
   g = fma(g, t, broadcast(2.8134295e-1f));
   g = fma(g, t, broadcast(2.8219628e-1f));
   g = fma(g, t, broadcast(-4.925994e-6f));
-  const Vec beyond = exp(-(z * z)) * g * broadcast(0.5f);  // the share beyond |x|
+  // The share beyond |x|. -z^2 from x, with one rounding: what it is off by, e^it is off by relatively.
+  const Vec beyond = exp(x * broadcast(-0.5f) * x) * g * broadcast(0.5f);
   return x * (x < zero() ? beyond : broadcast(1.0f) - beyond);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "epilogue.h"
+#include "linear_amx.h"
 #include "linear_kernel.h"
 
 namespace octavo {
@@ -117,10 +118,11 @@ class Product {
 
 void float_linear(Team& team, const Linear& weight, const float* x, int64_t x_stride, int64_t rows, float* y,
                   int64_t y_stride, Epilogue epilogue) {
-  if (weight.kind == WeightKind::kFloat32)
-    Product<FloatPanels>(weight, x, x_stride, rows, y, y_stride, epilogue).run(team);
-  else
-    Product<Bf16Panels>(weight, x, x_stride, rows, y, y_stride, epilogue).run(team);
+  const auto multiply = [&](auto panels) {
+    Product<decltype(panels)>(weight, x, x_stride, rows, y, y_stride, epilogue).run(team);
+  };
+  if (weight.kind == WeightKind::kFloat32) return multiply(FloatPanels{});
+  if constexpr (!kHasAmx) multiply(Bf16Panels{});
 }
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// Products with matrices of float32 and bfloat16.
+// Products with matrices of float32 and, where there are no tile registers for them, of bfloat16.
 #pragma once
 
 #include "linear.h"

@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,14 @@ def main() -> None:
         metavar="NAME[:WEIGHTS]=PYTHON",
         help="a system as benchmarks.peers knows it, and the Python of its environment; repeatable",
     )
+    parser.add_argument(
+        "--peer-option", action="append", default=[], metavar="NAME:SETTING=VALUE", help="a setting of one; repeatable"
+    )
     parser.add_argument("--logs", type=Path, help="folder for what the peers print; standard error when absent")
     args = parser.parse_args()
     with ExitStack() as running:
         octavo = running.enter_context(start_octavo(args))
-        peers = [running.enter_context(_start_peer(each, args.logs)) for each in args.peer]
+        peers = [running.enter_context(_start_peer(each, args.peer_option, args.logs)) for each in args.peer]
         systems: list[System] = [octavo, *peers]
         ours, *others = (Measurement(each, args.set, args.seed, args.requests) for each in systems)
         take_turns([ours, *others], args.rounds)
@@ -48,10 +52,12 @@ def main() -> None:
         print(json.dumps(comparison | {"peers": [_against(ours, other) for other in others]}))
 
 
-def _start_peer(argument: str, logs: Path | None) -> Peer:
+def _start_peer(argument: str, peer_options: Sequence[str], logs: Path | None) -> Peer:
     system, python = argument.split("=", 1)
     name, _, weights = system.partition(":")
-    return Peer(name, Path(python), weights, log=logs and logs / f"{name}-{weights or 'default'}.log")
+    own = [option.removeprefix(f"{name}:") for option in peer_options if option.startswith(f"{name}:")]
+    options = dict(option.split("=", 1) for option in own)
+    return Peer(name, Path(python), weights, options, logs and logs / f"{name}-{weights or 'default'}.log")
 
 
 def _against(ours: Measurement, other: Measurement) -> dict[str, Any]:

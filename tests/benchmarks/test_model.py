@@ -39,7 +39,7 @@ def numbers(path: Path) -> dict[str, np.ndarray]:
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    return torch.from_numpy(values).bfloat16().float().numpy()
+    return torch.from_numpy(values.copy()).bfloat16().float().numpy()
 
 
 def test_the_gguf_file_in_bfloat16(cache: Path) -> None:

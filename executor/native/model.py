@@ -29,7 +29,7 @@ from executor.weights import Parameters
 _log = logging.getLogger(__name__)
 
 # Raised whenever a packed matrix looks different, so that files of before are made anew.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)

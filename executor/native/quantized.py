@@ -13,7 +13,8 @@ from executor.native.linear import PANEL, Floats, PackedBytes, WeightKind, align
 from executor.weights.quantised import GROUP, QuantisedMatrix, stacked
 
 _BITS = {WeightKind.INT4: 4, WeightKind.INT8: 8}
-PADDING = -1
+QUANTISED = frozenset(_BITS)
+_PADDING = -1
 
 
 def is_quantisable(inputs: int) -> bool:
@@ -47,7 +48,8 @@ def pack_matrix(
     library: Library,
     kind: WeightKind,
     parts: Sequence[QuantisedMatrix | Floats],
-    order: npt.NDArray[np.int64] | None = None,
+    *,
+    gated: bool = False,
 ) -> PackedBytes:
     """Packs a matrix that is made of others, one below the other.
 
@@ -56,14 +58,14 @@ def pack_matrix(
     Args:
         kind: INT4 or INT8.
         parts: [outputs, inputs] each.
-        order: the rows in the order in which they are packed, PADDING for a row of zeros; as they come where None.
+        gated: the rows are a gate's, then as many of what is gated; they are packed in turns, as `interleave` does.
 
     Raises:
         ValueError: as for `quantise`.
     """
     matrix = stacked([_quantised(library, kind, part) for part in parts])
-    if order is not None:
-        matrix = _reordered(matrix, order)
+    if gated:
+        matrix = _interleaved(matrix)
     outputs, inputs = matrix.codes.shape
     packed = aligned_bytes(packed_bytes(library, kind, outputs, inputs))
     codes, scales = np.ascontiguousarray(matrix.codes), np.ascontiguousarray(matrix.scales)
@@ -71,17 +73,6 @@ def pack_matrix(
     arguments = (codes.ctypes.data, scales.ctypes.data, _address(minimums), packed.ctypes.data)
     _function(library, "octavo_pack_codes", None)(kind, outputs, inputs, *arguments)
     return packed
-
-
-def interleaved_rows(count: int) -> npt.NDArray[np.int64]:
-    """The order of a gated pair of matrices that lie one below the other: a panel of gate and a panel of up in turns.
-
-    Args:
-        count: rows of each.
-    """
-    rows = np.arange(2 * count, dtype=np.int64).reshape(2, count)
-    padded = np.pad(rows, ((0, 0), (0, -count % PANEL)), constant_values=PADDING)
-    return padded.reshape(2, -1, PANEL).swapaxes(0, 1).reshape(-1)
 
 
 def _quantised(library: Library, kind: WeightKind, part: QuantisedMatrix | Floats) -> QuantisedMatrix:
@@ -92,13 +83,16 @@ def _quantised(library: Library, kind: WeightKind, part: QuantisedMatrix | Float
     return quantise(library, kind, part)
 
 
-def _reordered(matrix: QuantisedMatrix, order: npt.NDArray[np.int64]) -> QuantisedMatrix:
-    reordered = matrix.rows(order)
-    padding = order == PADDING
-    for array in (reordered.scales, reordered.minimums):
+def _interleaved(matrix: QuantisedMatrix) -> QuantisedMatrix:
+    """A panel of the upper half of the rows and one of the lower half in turns, each half padded to whole panels."""
+    rows = np.arange(len(matrix.codes), dtype=np.int64).reshape(2, -1)
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % PANEL)), constant_values=_PADDING)
+    order = padded.reshape(2, -1, PANEL).swapaxes(0, 1).reshape(-1)
+    interleaved = matrix.rows(order)
+    for array in (interleaved.scales, interleaved.minimums):
         if array is not None:
-            array[padding] = 0
-    return reordered
+            array[order == _PADDING] = 0
+    return interleaved
 
 
 def _address(array: npt.NDArray[np.float16] | None) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from executor.errors import CheckpointError
+from executor.weights.quantised import QuantisedMatrix
 
 
 class WeightSource(Protocol):
@@ -21,6 +22,10 @@ class WeightSource(Protocol):
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor on the CPU; quantised ones as float32."""
+        ...
+
+    def read_quantised(self, name: str) -> QuantisedMatrix | None:
+        """The matrix with the codes that it is stored with; None where it is stored otherwise."""
         ...
 
 

@@ -12,6 +12,8 @@ import torch
 
 from executor.errors import CheckpointError, UnsupportedModel
 from executor.weights.checkpoint import Checkpoint
+from executor.weights.gguf_blocks import quantised_matrix
+from executor.weights.quantised import QuantisedMatrix
 
 # GGUF's file type 1 and everything quantised computes in half precision; bfloat16 has the range for all of them.
 _UNQUANTISED_DTYPES = {0: "float32", 1: "float16", 32: "bfloat16"}
@@ -109,10 +111,21 @@ class GgufWeights:
 
     def read(self, name: str) -> torch.Tensor:
         values = torch.from_numpy(_dequantised(self._tensors[name])).reshape(self.shape(name))
+        order = self._row_order(name)
+        return values if order is None else values[torch.from_numpy(order)]
+
+    def read_quantised(self, name: str) -> QuantisedMatrix | None:
+        tensor = self._tensors[name]
+        matrix = quantised_matrix(tensor.data, tensor.tensor_type) if len(tensor.shape) == 2 else None
+        order = self._row_order(name)
+        return matrix if matrix is None or order is None else matrix.rows(order)
+
+    def _row_order(self, name: str) -> npt.NDArray[np.int64] | None:
+        """Where the rows of `transformers` are in the file; None where they are as there."""
         for layer_name, heads in self._heads.items():
             if f".{layer_name}." in name:
-                return _halves_together(values, heads)
-        return values
+                return _halves_together(self.shape(name)[0], heads)
+        return None
 
 
 def _dequantised(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
@@ -123,10 +136,10 @@ def _dequantised(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
         raise UnsupportedModel(f"GGUF quantisation {tensor.tensor_type.name} is not supported") from error
 
 
-def _halves_together(values: torch.Tensor, heads: int) -> torch.Tensor:
+def _halves_together(rows: int, heads: int) -> npt.NDArray[np.int64]:
     """Undoes llama.cpp's order of each head's rows: from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ..."""
-    pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
-    return pairs.transpose(1, 2).reshape(values.shape)
+    pairs = np.arange(rows, dtype=np.int64).reshape(heads, -1, 2)
+    return pairs.swapaxes(1, 2).reshape(rows)
 
 
 def _stored_name(name: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from executor.errors import CheckpointError
 from executor.families import Family, StoredWeight, WeightMap
 from executor.progress import Progress, tell_nobody
 from executor.weights.checkpoint import WeightSource
+from executor.weights.quantised import QuantisedMatrix
 
 _MAX_NAMES_SHOWN = 5
 
@@ -52,6 +55,19 @@ class Parameters:
             result[first : first + shape[0]].copy_(values.t() if weight.transposed else values)
             first += shape[0]
         return result
+
+    def read_parts(self, parameter: str) -> list[QuantisedMatrix | npt.NDArray[np.float32]]:
+        """The matrices that one of them is made of, one below the other: as quantised as they are stored, or floats."""
+        return [self._read_part(weight) for weight in self._weight_map[parameter]]
+
+    def _read_part(self, weight: StoredWeight) -> QuantisedMatrix | npt.NDArray[np.float32]:
+        name = self._stored_names[weight.name]
+        quantised = None if weight.transposed else self._source.read_quantised(name)
+        if quantised is not None:
+            return quantised
+        values = self._source.read(name).to(torch.float32)
+        floats: npt.NDArray[np.float32] = (values.t() if weight.transposed else values).contiguous().numpy()
+        return floats
 
     def read_all(self, *, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
         """All of them by name."""

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from executor.errors import CheckpointError
 from executor.weights.checkpoint import Checkpoint
+from executor.weights.quantised import QuantisedMatrix
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -42,6 +43,9 @@ class SafetensorsFolder:
     def read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
+
+    def read_quantised(self, name: str) -> QuantisedMatrix | None:
+        return None
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from executor.errors import CheckpointError, UnsupportedModel
+from executor.weights import open_checkpoint
 
 _GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LAYER = {
@@ -108,6 +109,19 @@ def test_quantised_weights_are_what_their_blocks_say(llama_of, load, all_logits,
                 parameter.copy_(torch.tensor(there_and_back).reshape(parameter.shape))
     tokens = prompt(20, seed=2)
     torch.testing.assert_close(all_logits(executor, tokens), _logits(model, tokens), atol=3e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q4_0"])
+def test_a_quantised_matrix_is_read_as_it_is_stored(llama_of, tmp_path, kind):
+    """Codes and scales stand for the same numbers, in the same order of rows, as the matrix that is dequantised."""
+    quantise = gguf.GGMLQuantizationType[kind]
+    model = llama_of(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96)
+    weights = open_checkpoint(_write(tmp_path / "tiny.gguf", model, quantise=quantise)).weights
+    for name in weights.names():
+        matrix = weights.read_quantised(name)
+        assert (matrix is None) == (len(weights.shape(name)) == 1)
+        if matrix is not None:
+            np.testing.assert_array_equal(matrix.dequantised(), weights.read(name).numpy())
 
 
 def test_linear_scaling(llama_of, load, all_logits, prompt, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from executor.native.library import Crew, load_library, runnable_levels
 from executor.native.linear import Epilogue, PackedLinear, WeightKind, interleave, multiply, pack, unpack
-from executor.native.quantized import interleaved_rows, pack_matrix, quantise
+from executor.native.quantized import pack_matrix, quantise
 from executor.weights.gguf_blocks import quantised_matrix
 from executor.weights.quantised import GROUP, QuantisedMatrix
 
@@ -196,7 +196,7 @@ def test_gated_matrices(library, crew, rng, kind, epilogue, count):
     halves = [_matrix(rng, kind, count, 96) for _ in range(2)]
     gate, up = (half.dequantised().astype(np.float64) for half in halves)
     biases = rng.normal(size=(2, count)).astype(np.float32)
-    packed = pack_matrix(library, kind, halves, interleaved_rows(count))
+    packed = pack_matrix(library, kind, halves, gated=True)
     width = -(-count // 16) * 16
     linear = PackedLinear(kind, 2 * width, 96, packed, interleave(*biases))
     x, rounded = _activations(rng, 5, 96)

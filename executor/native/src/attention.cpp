@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention_segment.h"
+#include "attention_softmax.h"
 #include "vec.h"
 
 namespace octavo {
@@ -100,11 +101,13 @@ int64_t last_segment(const QueryTile& tile) { return (tile.first_position + tile
 
 void load_queries(const AttentionShape& shape, const Piece& piece, const float* queries, int64_t stride, float* to) {
   const int64_t rows = piece.tile.positions * shape.group, head_dim = shape.cache.head_dim;
-  for (int64_t row = 0; row < rows; ++row, to += shape.width) {
+  const float scale = query_scale(shape.params);
+  for (int64_t row = 0; row < rows; ++row) {
     const int64_t head = piece.tile.kv_head * shape.group + row % shape.group;
     const float* query = queries + (piece.first_token + row / shape.group) * stride + head * head_dim;
-    for (int64_t d = 0; d < head_dim; ++d) to[d] = query[d] * shape.params.scale;
-    std::fill(to + head_dim, to + shape.width, 0.0f);
+    float* first = to + row / kRows * kRows * shape.width + row % kRows;
+    for (int64_t d = 0; d < head_dim; ++d) first[d * kRows] = query[d] * scale;
+    for (int64_t d = head_dim; d < shape.width; ++d) first[d * kRows] = 0;
   }
 }
 
@@ -118,7 +121,7 @@ void merge(const AttentionShape& shape, int64_t rows, const Partial& next, const
   for (int64_t row = 0; row < rows; ++row) {
     if (next.totals[row] == 0) continue;
     const float top = std::max(merged.tops[row], next.tops[row]);
-    const Vec keep = exp(broadcast(merged.tops[row] - top)), add = exp(broadcast(next.tops[row] - top));
+    const Vec keep = exp2_down(broadcast(merged.tops[row] - top)), add = exp2_down(broadcast(next.tops[row] - top));
     merged.tops[row] = top;
     merged.totals[row] = merged.totals[row] * keep[0] + next.totals[row] * add[0];
     float* sums = merged.sums + row * shape.width;
@@ -154,11 +157,16 @@ class Worker {
   void attend(Team& team) {
     const Pieces pieces(shape_, rows_, false);
     Cursor cursor(pieces, rows_);
-    team.parallel(pieces.count(), [&](int64_t number) {
+    const int64_t count = pieces.count();
+    team.parallel_ahead(count, [&](int64_t number, int64_t next_number) {
       const Piece piece = cursor.piece(number);
       load_queries(shape_, piece, queries_, query_stride_, scratch_.queries);
       merge_segments(piece, [&](int64_t segment) {
-        attend_segment(shape_, piece.tile, segment, scratch_, scratch_.partial);
+        SegmentPart next{piece.tile, segment + 1};
+        const bool ends = segment == last_segment(piece.tile), has_next = !ends || next_number < count;
+        if (ends && has_next)
+          next.tile = cursor.piece(next_number).tile, next.segment = first_segment(shape_, next.tile);
+        attend_segment(shape_, {piece.tile, segment}, has_next ? &next : nullptr, scratch_, scratch_.partial);
         return scratch_.partial;
       });
     });
@@ -167,11 +175,16 @@ class Worker {
   void attend_cut(Team& team) {
     const Pieces cut(shape_, rows_, true), whole(shape_, rows_, false);
     Cursor cut_cursor(cut, rows_), whole_cursor(whole, rows_);
-    team.parallel(cut.count(), [&](int64_t number) {
+    const int64_t count = cut.count();
+    team.parallel_ahead(count, [&](int64_t number, int64_t next_number) {
       const Piece piece = cut_cursor.piece(number);
-      if (piece.segment < first_segment(shape_, piece.tile) || piece.segment > last_segment(piece.tile)) return;
+      if (!is_seen(piece)) return;
       load_queries(shape_, piece, queries_, query_stride_, scratch_.queries);
-      attend_segment(shape_, piece.tile, piece.segment, scratch_, partial(piece, piece.segment));
+      const Piece following = next_number < count ? cut_cursor.piece(next_number) : piece;
+      const SegmentPart next{following.tile, following.segment};
+      const bool has_next = next_number < count && is_seen(following);
+      attend_segment(shape_, {piece.tile, piece.segment}, has_next ? &next : nullptr, scratch_,
+                     partial(piece, piece.segment));
     });
     team.parallel(whole.count(), [&](int64_t number) {
       const Piece piece = whole_cursor.piece(number);
@@ -182,6 +195,10 @@ class Worker {
  private:
   Partial partial(const Piece& piece, int64_t segment) const {
     return Partial::at(shape_, partials_ + (piece.partials + segment) * Partial::floats(shape_));
+  }
+
+  bool is_seen(const Piece& piece) const {
+    return piece.segment >= first_segment(shape_, piece.tile) && piece.segment <= last_segment(piece.tile);
   }
 
   template <typename F>

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention_softmax.h"
 #include "attention_tiles.h"
 #include "vec.h"
 
@@ -14,17 +15,11 @@ namespace {
 // Rows of queries that are attended together, about so many.
 constexpr int64_t kTileRows = 48;
 
-// The positions that a row sees in a segment, from the segment's first one on.
-struct Seen {
-  int64_t begin;
-  int64_t end;
-};
+// How many groups ahead memory is fetched. One was slower, more were not faster.
+constexpr int64_t kAhead = 2;
 
-Seen seen_by(const AttentionShape& shape, int64_t position, int64_t segment) {
-  const int64_t start = segment * kSegment;
-  return {std::max<int64_t>(first_seen(shape.params, position) - start, 0),
-          std::min<int64_t>(position + 1 - start, kSegment)};
-}
+// Tokens whose keys are multiplied at once.
+constexpr int64_t kStep = kTokenVectors * kLanes;
 
 int64_t longest(const StepRows& rows) {
   int64_t most = 0;
@@ -32,60 +27,25 @@ int64_t longest(const StepRows& rows) {
   return most;
 }
 
-// Calls f(range) for each group of the positions [begin, end).
+// The positions that a tile's rows see of a segment.
+TokenRange range_of(const AttentionShape& shape, const SegmentPart& part) {
+  const int64_t start = part.segment * kSegment;
+  return {std::max(start, first_seen(shape.params, part.tile.first_position)),
+          std::min(start + kSegment, part.tile.first_position + part.tile.positions)};
+}
+
+int64_t num_groups(TokenRange range) { return (range.end - 1) / kGroup - range.begin / kGroup + 1; }
+
+// The range's part in the group with that number from its first one on; empty where there is none.
+TokenRange group_of(TokenRange range, int64_t number) {
+  const int64_t group = (range.begin / kGroup + number) * kGroup;
+  return {std::max(range.begin, group), std::min(range.end, group + kGroup)};
+}
+
 template <typename F>
-void each_group(int64_t begin, int64_t end, const F& f) {
-  for (int64_t group = begin / kGroup * kGroup; group < end; group += kGroup)
-    f(TokenRange{std::max(begin, group), std::min(end, group + kGroup)});
+void each_group(TokenRange range, const F& f) {
+  for (int64_t group = 0; group < num_groups(range); ++group) f(group_of(range, group));
 }
-
-IVec lane_numbers() {
-  IVec numbers;
-  for (int i = 0; i < kLanes; ++i) numbers[i] = i;
-  return numbers;
-}
-
-// tanh(x) = 1 - 2 / (e^2x + 1), whose absolute error is that of the last place of 1.
-Vec tanh(Vec x) { return broadcast(1.0f) - broadcast(2.0f) / (exp(x + x) + broadcast(1.0f)); }
-
-// Turns the products of a row into weights exp(score - top) for what it sees; `distance` is the first position of the
-// segment less the row's own.
-struct RowSoftmax {
-  const AttentionParams& params;
-  float slope;
-  const float* key_scales;    // or null
-  const float* value_scales;  // or null
-
-  void operator()(float* scores, Seen seen, int64_t distance, float& top, float& total) const {
-    const int64_t begin = seen.begin / kLanes * kLanes;
-    const IVec lanes = lane_numbers();
-    const Vec nothing = broadcast(-std::numeric_limits<float>::infinity());
-    Vec tops = nothing;
-    for (int64_t t = begin; t < seen.end; t += kLanes) {
-      Vec score = load(scores + t);
-      if (key_scales) score *= load(key_scales + t);
-      if (params.soft_cap > 0) score = broadcast(params.soft_cap) * tanh(score / broadcast(params.soft_cap));
-      const IVec position = lanes + static_cast<int32_t>(t);
-      if (slope != 0) {
-        const IVec apart = position + static_cast<int32_t>(distance);
-        score = fma(broadcast(slope), __builtin_convertvector(apart, Vec), score);
-      }
-      const IVec is_seen = (position >= static_cast<int32_t>(seen.begin)) & (position < static_cast<int32_t>(seen.end));
-      score = is_seen ? score : nothing;
-      store(scores + t, score);
-      tops = max(tops, score);
-    }
-    top = largest(tops);
-    Vec totals = zero();
-    for (int64_t t = begin; t < seen.end; t += kLanes) {
-      Vec weight = exp(load(scores + t) - broadcast(top));
-      totals += weight;
-      if (value_scales) weight *= load(value_scales + t);
-      store(scores + t, weight);
-    }
-    total = sum(totals);
-  }
-};
 
 }  // namespace
 
@@ -99,8 +59,8 @@ AttentionShape::AttentionShape(const KvCache& cache, const StepRows& rows, const
       tile_rows(tile_positions * group) {}
 
 int64_t AttentionScratch::floats(const AttentionShape& shape) {
-  return shape.tile_rows * (shape.width + kScoreStride) + 2 * kSegment + kGroup * shape.width +
-         2 * Partial::floats(shape);
+  return round_up(shape.tile_rows, kRows) * shape.width + shape.tile_rows * (kScoreStride + 2 * kTile) + 2 * kSegment +
+         kGroup * shape.width + 2 * Partial::floats(shape);
 }
 
 AttentionScratch AttentionScratch::at(const AttentionShape& shape, float* memory) {
@@ -110,8 +70,10 @@ AttentionScratch AttentionScratch::at(const AttentionShape& shape, float* memory
     memory += count;
     return taken;
   };
-  scratch.queries = take(shape.tile_rows * shape.width);
+  scratch.queries = take(round_up(shape.tile_rows, kRows) * shape.width);
   scratch.scores = take(shape.tile_rows * kScoreStride);
+  scratch.tops = take(shape.tile_rows * kTile);
+  scratch.totals = take(shape.tile_rows * kTile);
   scratch.key_scales = take(kSegment);
   scratch.value_scales = take(kSegment);
   scratch.expanded = take(kGroup * shape.width);
@@ -120,69 +82,164 @@ AttentionScratch AttentionScratch::at(const AttentionShape& shape, float* memory
   return scratch;
 }
 
-void attend_segment(const AttentionShape& shape, const QueryTile& tile, int64_t segment,
-                    const AttentionScratch& scratch, const Partial& result) {
-  const int64_t start = segment * kSegment, rows = tile.positions * shape.group;
-  const int64_t last_position = tile.first_position + tile.positions - 1;
-  const int64_t begin = std::max(start, first_seen(shape.params, tile.first_position));
-  const int64_t end = std::min(start + kSegment, last_position + 1);
-  const bool in_place = reads_in_place(shape, tile), scaled = shape.cache.kind == KvKind::kInt8;
-  const RowKernels& kernels = row_kernels(kind_read(shape, in_place));
+namespace {
 
-  each_group(begin, end, [&](TokenRange range) {
-    const Tiles keys = find_keys(shape, tile, range, end, in_place, scratch.expanded);
-    float* scores = scratch.scores + (range.begin - start) / kGroup * kGroup;
-    const int first = range.begin % kGroup / kTile * kTile / kLanes;
-    const int last = static_cast<int>(round_up((range.end - 1) % kGroup + 1, kTile) / kLanes);
-    for (int64_t row = 0; row < rows; row += kRows) {
-      const auto multiply = kernels.multiply_keys[std::min<int64_t>(rows - row, kRows) - 1];
-      for (int vector = first / kTokenVectors * kTokenVectors; vector < last; vector += kTokenVectors)
-        multiply(keys, vector, shape.cache.head_dim, scratch.queries + row * shape.width, shape.width,
-                 scores + row * kScoreStride, kScoreStride);
-    }
-    if (scaled)
-      copy_scales(shape, tile, range, scratch.key_scales + (range.begin - start) / kGroup * kGroup,
-                  scratch.value_scales + (range.begin - start) / kGroup * kGroup);
-  });
+// One segment's attention, in two passes over the groups of its positions: keys, then values.
+class SegmentAttention {
+ public:
+  SegmentAttention(const AttentionShape& shape, const SegmentPart& part, const AttentionScratch& scratch,
+                   const Partial& result)
+      : shape_(shape),
+        tile_(part.tile),
+        scratch_(scratch),
+        result_(result),
+        start_(part.segment * kSegment),
+        rows_(part.tile.positions * shape.group),
+        range_(range_of(shape, part)),
+        in_place_(reads_in_place(shape, part.tile)),
+        has_scales_(shape.cache.kind == KvKind::kInt8),
+        kind_(in_place_ ? shape.cache.kind : KvKind::kFloat32) {}
 
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t position = tile.first_position + row / shape.group;
-    const Seen seen = seen_by(shape, position, segment);
-    std::fill_n(result.sums + row * shape.width, shape.width, 0.0f);
-    result.tops[row] = -std::numeric_limits<float>::infinity();
-    result.totals[row] = 0;
-    if (seen.begin >= seen.end) continue;
-    const int64_t head = tile.kv_head * shape.group + row % shape.group;
-    const RowSoftmax softmax{shape.params, shape.params.alibi_slopes ? shape.params.alibi_slopes[head] : 0.0f,
-                             scaled ? scratch.key_scales : nullptr, scaled ? scratch.value_scales : nullptr};
-    softmax(scratch.scores + row * kScoreStride, seen, start - position, result.tops[row], result.totals[row]);
+  // Scores of all rows, and the largest of each.
+  void multiply_keys(const SegmentPart* next) {
+    fill(scratch_.tops, rows_ * kTile, -std::numeric_limits<float>::infinity());
+    each_group(range_, [&](TokenRange range) {
+      const Tiles keys = find_keys(shape_, tile_, range, in_place_, scratch_.expanded);
+      Ahead ahead{};
+      const bool fetch = find_ahead(number_of(range) + kAhead, next, ahead);
+      for (int64_t row = 0; row < rows_; row += kRows) {
+        const int64_t count = std::min<int64_t>(rows_ - row, kRows);
+        const TokenRange seen{seen_of(range, row).begin, seen_of(range, row + count - 1).end};
+        const auto multiply = row_kernels(kind_, fetch && row == 0).multiply_keys[count - 1];
+        for (int64_t t = seen.begin / kStep * kStep; t < seen.end; t += kStep)
+          multiply(keys, ahead, static_cast<int>(t / kLanes), shape_.cache.head_dim,
+                   scratch_.queries + row * shape_.width, scores(range, row));
+      }
+      if (has_scales_)
+        copy_scales(shape_, tile_, range, scratch_.key_scales + in_segment(range),
+                    scratch_.value_scales + in_segment(range));
+      ScoreFinish finish{shape_.params.soft_cap, 0, has_scales_ ? scratch_.key_scales + in_segment(range) : nullptr};
+      each_row(range, [&](int64_t row, int64_t head, int64_t position, TokenRange seen) {
+        finish.slope = shape_.params.alibi_slopes ? shape_.params.alibi_slopes[head] : 0.0f;
+        finish_scores(finish, seen, range.begin / kGroup * kGroup - position, scores(range, row),
+                      scratch_.tops + row * kTile);
+      });
+    });
+    for (int64_t row = 0; row < rows_; ++row) result_.tops[row] = largest(load(scratch_.tops + row * kTile));
   }
 
-  each_group(begin, end, [&](TokenRange range) {
-    const Tiles values = find_values(shape, tile, range, end, in_place, scratch.expanded);
-    const int64_t group = (range.begin - start) / kGroup * kGroup;
-    const auto add = [&](int64_t row, int64_t count, int64_t first, int64_t last) {
-      kernels.add_values[count - 1](values, first, last, shape.width, scratch.scores + row * kScoreStride + group,
-                                    kScoreStride, result.sums + row * shape.width, shape.width);
-    };
-    const int64_t group_begin = range.begin - start - group, group_end = range.end - start - group;
-    for (int64_t row = 0; row < rows;) {
-      // Rows that see the same of this group: all of it, or those of one token.
-      const auto seen = [&](int64_t r) {
-        const Seen whole = seen_by(shape, tile.first_position + r / shape.group, segment);
-        return Seen{std::max(whole.begin - group, group_begin), std::min(whole.end - group, group_end)};
-      };
-      const Seen mine = seen(row);
-      int64_t count = 1;
-      while (count < kRows && row + count < rows) {
-        const Seen next = seen(row + count);
-        if (next.begin != mine.begin || next.end != mine.end) break;
-        ++count;
-      }
-      if (mine.begin < mine.end) add(row, count, mine.begin, mine.end);
-      row += count;
+  // Weights of all rows, their sums, and the sums of values. `next` as in attend_segment.
+  void add_values(const SegmentPart* next) {
+    fill(result_.sums, rows_ * shape_.width, 0.0f);
+    fill(scratch_.totals, rows_ * kTile, 0.0f);
+    each_group(range_, [&](TokenRange range) {
+      const float* value_scales = has_scales_ ? scratch_.value_scales + in_segment(range) : nullptr;
+      each_row(range, [&](int64_t row, int64_t, int64_t, TokenRange seen) {
+        weigh(value_scales, seen, result_.tops[row], scores(range, row), scratch_.totals + row * kTile);
+      });
+      const Tiles values = find_values(shape_, tile_, range, in_place_, scratch_.expanded);
+      Ahead ahead{};
+      const bool fetch = find_ahead(num_groups(range_) + number_of(range) + kAhead, next, ahead);
+      for (int64_t row = 0; row < rows_; row += kRows)
+        add_rows(values, fetch && row == 0 ? &ahead : nullptr, range, row, std::min<int64_t>(rows_ - row, kRows));
+    });
+    for (int64_t row = 0; row < rows_; ++row) result_.totals[row] = sum(load(scratch_.totals + row * kTile));
+  }
+
+ private:
+  static void fill(float* p, int64_t count, float value) { std::fill_n(p, count, value); }
+
+  int64_t position_of(int64_t row) const { return tile_.first_position + token_of(row); }
+  // Of the tile. In 32 bits, which take half the time.
+  int64_t token_of(int64_t row) const { return static_cast<uint32_t>(row) / static_cast<uint32_t>(shape_.group); }
+  int64_t in_segment(TokenRange range) const { return range.begin / kGroup * kGroup - start_; }
+  float* scores(TokenRange range, int64_t row) const {
+    return scratch_.scores + row * kScoreStride + in_segment(range);
+  }
+  int64_t number_of(TokenRange range) const { return range.begin / kGroup - range_.begin / kGroup; }
+
+  // The group with that number, counted from the first one of keys: those of keys are followed by those of values, and
+  // these by the next segment's. Returns whether there is one to fetch.
+  bool find_ahead(int64_t number, const SegmentPart* next, Ahead& ahead) const {
+    if (!in_place_) return false;
+    const int64_t groups = num_groups(range_);
+    if (number < groups) {
+      ahead = ahead_keys(shape_, tile_, group_of(range_, number));
+    } else if (number < 2 * groups) {
+      ahead = ahead_values(shape_, tile_, group_of(range_, number - groups));
+    } else {
+      const TokenRange range = next ? group_of(range_of(shape_, *next), number - 2 * groups) : TokenRange{0, 0};
+      if (range.begin >= range.end) return false;
+      ahead = ahead_keys(shape_, next->tile, range);
     }
-  });
+    return true;
+  }
+
+  // Calls f(row, head, position, seen) for each row.
+  template <typename F>
+  void each_row(TokenRange range, const F& f) const {
+    int64_t row = 0;
+    for (int64_t position = tile_.first_position; position < tile_.first_position + tile_.positions; ++position) {
+      const TokenRange seen = seen_at(range, position);
+      const int64_t head = tile_.kv_head * shape_.group;
+      for (int64_t i = 0; i < shape_.group; ++i) f(row++, head + i, position, seen);
+    }
+  }
+
+  // What a row, or the token at a position, sees of a group, counted from the group's first position.
+  TokenRange seen_of(TokenRange range, int64_t row) const { return seen_at(range, position_of(row)); }
+  TokenRange seen_at(TokenRange range, int64_t position) const {
+    const int64_t group = range.begin / kGroup * kGroup;
+    return {std::max(range.begin, first_seen(shape_.params, position)) - group,
+            std::min(range.end, position + 1) - group};
+  }
+
+  // Values of a group, for at most kRows rows: what all of them see together, what is before or after that for the rows
+  // of each token. For each row in the order of positions.
+  void add_rows(const Tiles& values, const Ahead* ahead, TokenRange range, int64_t first_row, int64_t count) {
+    const auto add = [&](int64_t row, int64_t rows, int64_t begin, int64_t end, const Ahead* fetched) {
+      if (begin >= end) return;
+      const auto add_values = row_kernels(kind_, fetched != nullptr).add_values[rows - 1];
+      add_values(values, fetched ? *fetched : Ahead{}, begin, end, shape_.width, scores(range, row),
+                 result_.sums + row * shape_.width);
+    };
+    // Later rows begin and end later.
+    const TokenRange first = seen_of(range, first_row), last = seen_of(range, first_row + count - 1);
+    if (first.begin == last.begin && first.end == last.end) return add(first_row, count, first.begin, first.end, ahead);
+    const bool shared = last.begin < first.end;
+    const auto each_token = [&](const auto& f) {
+      for (int64_t row = first_row, next; row < first_row + count; row = next) {
+        next = std::min((token_of(row) + 1) * shape_.group, first_row + count);
+        f(row, next - row, seen_of(range, row));
+      }
+    };
+    each_token([&](int64_t row, int64_t rows, TokenRange seen) {
+      add(row, rows, seen.begin, shared ? last.begin : seen.end, nullptr);
+    });
+    if (!shared) return;
+    add(first_row, count, last.begin, first.end, ahead);
+    each_token([&](int64_t row, int64_t rows, TokenRange seen) { add(row, rows, first.end, seen.end, nullptr); });
+  }
+
+  const AttentionShape& shape_;
+  const QueryTile& tile_;
+  const AttentionScratch& scratch_;
+  const Partial& result_;
+  const int64_t start_;  // first position of the segment
+  const int64_t rows_;
+  const TokenRange range_;  // what any of the rows sees of it
+  const bool in_place_;
+  const bool has_scales_;
+  const KvKind kind_;  // of the tiles
+};
+
+}  // namespace
+
+void attend_segment(const AttentionShape& shape, const SegmentPart& part, const SegmentPart* next,
+                    const AttentionScratch& scratch, const Partial& result) {
+  SegmentAttention attention(shape, part, scratch, result);
+  attention.multiply_keys(next);
+  attention.add_values(next);
 }
 
 }  // namespace octavo

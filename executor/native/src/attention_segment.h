@@ -6,10 +6,6 @@
 
 namespace octavo {
 
-// A sequence is attended in segments that begin at multiples of this position, each from scratch and merged in order:
-// so a row's result depends neither on who computes which segment, nor on the rows beside it.
-constexpr int64_t kSegment = 512;
-
 // What all pieces of a layer's attention have in common.
 struct AttentionShape {
   AttentionShape(const KvCache& cache, const StepRows& rows, const AttentionParams& params);
@@ -50,8 +46,10 @@ struct AttentionScratch {
   static int64_t floats(const AttentionShape& shape);
   static AttentionScratch at(const AttentionShape& shape, float* memory);
 
-  float* queries;       // [rows][width], scaled, with 0 behind the head's size
+  float* queries;       // [rows / kRows][width][kRows], scaled, with 0 beyond the head's size
   float* scores;        // [rows][kScoreStride], then weights
+  float* tops;          // [rows][kTile], the largest score of each lane
+  float* totals;        // [rows][kTile], the sum of the weights of each lane
   float* key_scales;    // [kSegment], of int8
   float* value_scales;  // [kSegment]
   float* expanded;      // keys [width][kGroup] or values [kGroup][width]
@@ -59,16 +57,20 @@ struct AttentionScratch {
   Partial merged;       // of all segments so far
 };
 
-// Rows of scores lie apart by more than a power of two, so that they don't share the same lines of the cache.
-constexpr int64_t kScoreStride = kSegment + kTile;
-
 // The part of a sequence that a token at `position` sees: from here to itself.
 inline int64_t first_seen(const AttentionParams& params, int64_t position) {
   return params.window > 0 && position >= params.window ? position + 1 - params.window : 0;
 }
 
-// Attends the tile's queries, which `scratch.queries` holds, over the segment with that number.
-void attend_segment(const AttentionShape& shape, const QueryTile& tile, int64_t segment,
+// One segment of what a tile's queries see.
+struct SegmentPart {
+  QueryTile tile;
+  int64_t segment;
+};
+
+// Attends the tile's queries, which `scratch.queries` holds, over the segment. `next`, or null, is what this thread
+// will attend after it: its first keys are fetched meanwhile.
+void attend_segment(const AttentionShape& shape, const SegmentPart& part, const SegmentPart* next,
                     const AttentionScratch& scratch, const Partial& result);
 
 }  // namespace octavo

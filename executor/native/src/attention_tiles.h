@@ -9,23 +9,19 @@ namespace octavo {
 // times.
 bool reads_in_place(const AttentionShape& shape, const QueryTile& tile);
 
-// Kind of what `find_keys` and `find_values` give.
-inline KvKind kind_read(const AttentionShape& shape, bool in_place) {
-  return in_place ? shape.cache.kind : KvKind::kFloat32;
-}
-
-// Positions [begin, end) of one group.
+// Positions [begin, end).
 struct TokenRange {
   int64_t begin;
   int64_t end;
 };
 
-// Tiles of the group that holds the range's positions. What lies outside the range may be anything. `ahead` is the
-// sequence's end: what follows the range up to there is fetched meanwhile, where it is read in place.
-Tiles find_keys(const AttentionShape& shape, const QueryTile& tile, TokenRange range, int64_t ahead, bool in_place,
-                float* expanded);
-Tiles find_values(const AttentionShape& shape, const QueryTile& tile, TokenRange range, int64_t ahead, bool in_place,
-                  float* expanded);
+// Tiles of the group that holds the range's positions. What lies outside the range may be anything.
+Tiles find_keys(const AttentionShape& shape, const QueryTile& tile, TokenRange range, bool in_place, float* expanded);
+Tiles find_values(const AttentionShape& shape, const QueryTile& tile, TokenRange range, bool in_place, float* expanded);
+
+// The same tiles, where they are read in place, to be fetched before they are needed.
+Ahead ahead_keys(const AttentionShape& shape, const QueryTile& tile, TokenRange range);
+Ahead ahead_values(const AttentionShape& shape, const QueryTile& tile, TokenRange range);
 
 // For int8: the scales of the range's positions, at their place from the group's first position on.
 void copy_scales(const AttentionShape& shape, const QueryTile& tile, TokenRange range, float* key_scales,

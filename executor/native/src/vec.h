@@ -4,6 +4,13 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+// Arrays of vectors are kept in registers only if every loop over them is gone.
+#define OCTAVO_UNROLL _Pragma("GCC unroll 32")
+
 namespace octavo {
 
 #if defined(__AVX512F__)
@@ -75,8 +82,18 @@ inline void store_bf16(uint16_t* p, Vec v) {
 inline Vec first_of_pairs(IVec pairs) { return as_floats(pairs << 16); }
 inline Vec second_of_pairs(IVec pairs) { return as_floats(pairs & static_cast<int32_t>(0xffff0000u)); }
 
-// kLanes signed bytes one after another.
-inline Vec load_int8(const int8_t* p) { return __builtin_convertvector(*reinterpret_cast<const BytesAt*>(p), Vec); }
+// kLanes signed bytes one after another. GCC 12 would widen them one by one.
+inline Vec load_int8(const int8_t* p) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return __builtin_convertvector(reinterpret_cast<IVec>(wide), Vec);
+#elif defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return __builtin_convertvector(reinterpret_cast<IVec>(wide), Vec);
+#else
+  return __builtin_convertvector(*reinterpret_cast<const BytesAt*>(p), Vec);
+#endif
+}
 
 inline float sum(Vec v) {
   float total[kLanes];

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,7 +125,7 @@ def interleave(gate: Floats, up: Floats) -> Floats:
 def multiply(
     library: Library,
     crew: Crew,
-    linear: PackedLinear,
+    matrices: PackedLinear | Sequence[PackedLinear],
     x: Floats,
     y: Floats,
     epilogue: Epilogue = Epilogue.STORE,
@@ -133,28 +134,31 @@ def multiply(
     """Computes y = epilogue(x W^T + b) by the crew's threads.
 
     Args:
+        matrices: one, or several of one shape that are multiplied with one after the other, each of them writing y.
         x: [rows, inputs]; rows may be apart, elements of a row not.
         y: [rows, outputs], half as wide with a gate; likewise.
         workspace: `workspace_bytes` of them, aligned to 64; allocated here if None.
     """
+    several = [matrices] if isinstance(matrices, PackedLinear) else matrices
+    kind, outputs, inputs = several[0].kind, several[0].outputs, several[0].inputs
+    if any((matrix.kind, matrix.outputs, matrix.inputs) != (kind, outputs, inputs) for matrix in several):
+        raise ValueError("the matrices are not all of one kind and shape")
+    if epilogue.is_gate and outputs % (2 * PANEL):
+        raise ValueError(f"a gated product has a multiple of {2 * PANEL} outputs, not {outputs}")
     rows = len(x)
-    width = linear.outputs // 2 if epilogue.is_gate else linear.outputs
-    if epilogue.is_gate and linear.outputs % (2 * PANEL):
-        raise ValueError(f"a gated product has a multiple of {2 * PANEL} outputs, not {linear.outputs}")
-    for name, array, columns in (("x", x, linear.inputs), ("y", y, width)):
+    for name, array, columns in (("x", x, inputs), ("y", y, outputs // 2 if epilogue.is_gate else outputs)):
         is_contiguous = columns == 1 or array.strides[1] == array.itemsize
         if array.shape != (rows, columns) or array.dtype != np.float32 or not is_contiguous:
             raise ValueError(f"{name} is not [{rows}, {columns}] float32 with contiguous rows")
     if workspace is None:
-        workspace = aligned_bytes(workspace_bytes(library, linear.kind, rows, linear.inputs))
+        workspace = aligned_bytes(workspace_bytes(library, kind, rows, inputs))
+    structs = (LinearStruct * len(several))(*(matrix.struct() for matrix in several))
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    product = library.function(
-        "octavo_linear", None, pointer, pointer, pointer, size, size, pointer, size, ctypes.c_int32, pointer
-    )
-    struct = linear.struct()
-    product(
+    types = (pointer, pointer, size, pointer, size, size, pointer, size, ctypes.c_int32, pointer)
+    library.function("octavo_linear", None, *types)(
         crew.handle,
-        ctypes.addressof(struct),
+        ctypes.addressof(structs),
+        len(structs),
         x.ctypes.data,
         x.strides[0] // x.itemsize,
         rows,

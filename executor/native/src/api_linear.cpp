@@ -21,10 +21,14 @@ OCTAVO_API int64_t octavo_linear_workspace_bytes(int32_t kind, int64_t rows, int
   return octavo::linear_workspace_bytes(static_cast<WeightKind>(kind), rows, inputs);
 }
 
-OCTAVO_API void octavo_linear(octavo::Crew* crew, const Linear* weight, const float* x, int64_t x_stride, int64_t rows,
-                              float* y, int64_t y_stride, int32_t epilogue, void* workspace) {
+// Multiplies x with one matrix after another, as a step does. All are of one shape; each writes y.
+OCTAVO_API void octavo_linear(octavo::Crew* crew, const Linear* matrices, int64_t count, const float* x,
+                              int64_t x_stride, int64_t rows, float* y, int64_t y_stride, int32_t epilogue,
+                              void* workspace) {
   crew->run([&](octavo::Team& team) {
-    octavo::linear(team, *weight, x, x_stride, rows, y, y_stride, static_cast<octavo::Epilogue>(epilogue), workspace);
+    for (int64_t i = 0; i < count; ++i)
+      octavo::linear(team, matrices[i], x, x_stride, rows, y, y_stride, static_cast<octavo::Epilogue>(epilogue),
+                     workspace);
   });
 }
 

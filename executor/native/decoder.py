@@ -24,6 +24,9 @@ from executor.native.structures import (
     NormWeights,
 )
 
+# As `octavo::Phase` counts them.
+PHASES = ("embed", "norm", "qkv", "rotate", "write", "attend", "attention_out", "mlp_in", "mlp_out", "head")
+
 _GATES: dict[Activation, Epilogue] = {
     "relu": Epilogue.GATE_RELU,
     "silu": Epilogue.GATE_SILU,
@@ -66,6 +69,9 @@ class NativeDecoder:
         if self._handle is None:
             raise MemoryError("no memory for the decoder")
         weakref.finalize(self, library.function("octavo_decoder_free", None, ctypes.c_void_p), self._handle)
+        self._nanoseconds = library.function(
+            "octavo_decoder_nanoseconds", ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
+        )
         self._run = library.function(
             "octavo_decoder_run", ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
         )
@@ -78,6 +84,10 @@ class NativeDecoder:
         """
         if self._run(self._handle, crew.handle, ctypes.addressof(step)):
             raise MemoryError(f"no memory for a step of {step.num_rows} rows")
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Wall time of all steps so far, by what it was spent on."""
+        return {name: self._nanoseconds(self._handle, phase) * 1e-9 for phase, name in enumerate(PHASES)}
 
 
 def angle_tables(cosines: torch.Tensor, sines: torch.Tensor) -> tuple[npt.NDArray[np.float32], ...]:

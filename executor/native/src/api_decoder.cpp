@@ -15,3 +15,8 @@ OCTAVO_API void octavo_decoder_free(octavo::Decoder* decoder) { delete decoder; 
 OCTAVO_API int32_t octavo_decoder_run(octavo::Decoder* decoder, octavo::Crew* crew, const octavo::DecoderStep* step) {
   return decoder->run(*crew, *step) ? 0 : 1;
 }
+
+// Nanoseconds of a phase in all steps so far; -1 where there is no such phase.
+OCTAVO_API int64_t octavo_decoder_nanoseconds(const octavo::Decoder* decoder, int32_t phase) {
+  return phase >= 0 && phase < static_cast<int32_t>(octavo::Phase::kCount) ? decoder->nanoseconds(phase) : -1;
+}

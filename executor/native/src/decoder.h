@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "phase_clock.h"
 #include "team.h"
 
 namespace octavo {
@@ -57,7 +58,8 @@ struct DecoderStep {
   const int64_t* contexts;       // [rows] tokens of its sequence up to and including them
   const int64_t* const* tables;  // [rows] block ids
   const int64_t* const* tokens;  // [rows] ids of the new tokens
-  const int64_t* sampled;  // [samples] indices of the tokens, in the flat token dimension, whose logits are wanted
+  const int64_t* sampled;        // [samples] indices of the tokens, in the flat token dimension, whose logits are
+                                 // wanted, in ascending order; the last tokens of their rows, or all tokens
   int64_t num_sampled;
   // Cosines and sines [...][rotary_dim / 2], a row for each position, or, where `angles_by_token`, for each token of
   // the step.
@@ -76,19 +78,26 @@ class Decoder {
   // larger than all before. Returns false where there is no memory for it; nothing has been written then.
   bool run(Crew& crew, const DecoderStep& step);
 
+  // Wall time of a phase in all steps so far.
+  int64_t nanoseconds(int32_t phase) const { return clock_.nanoseconds(phase); }
+
  private:
   struct Buffers;
 
-  bool reserve(int64_t tokens, int64_t samples, const StepRows& rows, int team_size);
-  void run(Team& team, const DecoderStep& step, const StepRows& rows);
-  void embed(Team& team, const DecoderStep& step, const StepRows& rows);
-  void attention_half(Team& team, int64_t layer, const DecoderStep& step, const StepRows& rows, const float* input);
+  bool reserve(const DecoderStep& step, const StepRows& rows, int team_size);
+  void describe_tokens(const DecoderStep& step, const StepRows& rows);
+  void run(Team& team, const DecoderStep& step, StepRows rows);
+  void embed(Team& team, const StepRows& rows);
+  void write_half(Team& team, int64_t layer, const DecoderStep& step, const StepRows& rows, const float* input);
+  StepRows keep_sampled(Team& team, const DecoderStep& step);
+  void attend_half(Team& team, int64_t layer, const StepRows& rows);
   void mlp_half(Team& team, int64_t layer, int64_t tokens, const float* input);
   void logits(Team& team, const DecoderStep& step);
-  void norm(Team& team, const NormWeights& weights, const float* x, int64_t tokens, float* y) const;
+  void norm(Team& team, const NormWeights& weights, const float* x, int64_t tokens, float* y);
   void rotate(Team& team, const DecoderStep& step, int64_t tokens);
   void product(Team& team, const Linear& weight, const float* x, int64_t tokens, float* y, int64_t y_stride,
                Epilogue epilogue);
+  void done(Team& team, Phase phase);
   KvCache cache_of(int64_t layer) const;
 
   const DecoderModel model_;
@@ -97,6 +106,7 @@ class Decoder {
   const int64_t query_size_;
   const int64_t qkv_size_;
   std::unique_ptr<Buffers> buffers_;
+  PhaseClock clock_;
 };
 
 }  // namespace octavo

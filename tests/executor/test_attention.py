@@ -1,4 +1,4 @@
-"""The reference backend against attention written out token by token in float64."""
+"""The reference backend against attention written out token by token in float64, and the others against it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from executor.attention import ReferenceAttention, StepLayout
+from executor.arena import BlockArena
+from executor.attention import BACKENDS, ReferenceAttention, StepLayout
 from executor.attention.reference import SlotCache
+from executor.errors import SettingsError
+from executor.families.llama import describe
 
 _NUM_SLOTS = 600
 _HEAD_DIM = 8
@@ -112,3 +115,57 @@ def test_a_row_reads_what_another_row_writes_in_the_same_step():
     plan.write(cache, keys, values)
     result = plan.attend(cache, queries, scale=1.0)
     torch.testing.assert_close(result, _expected(layout, cache, queries, 1.0))
+
+
+_MODEL = describe(
+    {
+        "vocab_size": 32,
+        "hidden_size": 48,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    }
+)
+
+
+def _run(backend, layout, dtype, tensors):
+    """Each layer's result, with keys, values and queries of its own; unwritten memory is NaN."""
+    blocks = backend.block_layout(_MODEL, layout.block_size, dtype)
+    count = _NUM_SLOTS // layout.block_size
+    arena = BlockArena(blocks, num_blocks=count, block_size=layout.block_size, device=_CPU)
+    arena.data.view(torch.uint8).fill_(0xFF)
+    caches = backend.layer_caches(arena)
+    assert len(caches) == _MODEL.num_layers
+    plan = backend.plan(layout, _CPU)
+    for cache, (keys, values, _) in zip(caches, tensors, strict=True):
+        plan.write(cache, keys, values)
+    return [plan.attend(cache, queries, 0.3) for cache, (_, _, queries) in zip(caches, tensors, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [5, 16])
+@pytest.mark.parametrize("name", sorted(set(BACKENDS) - {"reference"}))
+def test_backends_agree(name, block_size, dtype):
+    try:
+        backend = BACKENDS[name]()
+    except SettingsError as reason:
+        pytest.skip(str(reason))
+    layout = _layout(random.Random(), block_size, [20, 1, 7], [20, 1, 7])
+    tokens = sum(layout.num_tokens)
+    tensors = [
+        tuple(torch.randn(tokens, heads, _HEAD_DIM).to(dtype) for heads in (2, 2, 6)) for _ in range(_MODEL.num_layers)
+    ]
+    expected = _run(ReferenceAttention(), layout, torch.float64, [[x.double() for x in layer] for layer in tensors])
+    for got, wanted in zip(_run(backend, layout, dtype, tensors), expected, strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), wanted, atol=1e-5 if dtype == torch.float32 else 0.02, rtol=0)
+
+
+def test_the_cpu_backend_refuses_what_it_cannot_store():
+    try:
+        backend = BACKENDS["cpu"]()
+    except SettingsError as reason:
+        pytest.skip(str(reason))
+    with pytest.raises(SettingsError, match="float16"):
+        backend.block_layout(_MODEL, 16, torch.float16)

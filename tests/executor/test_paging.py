@@ -7,6 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from executor.attention import BACKENDS
+from executor.errors import SettingsError
+
 from executor.step import SamplingParams
 from tests.executor.conftest import BOTH_DECODERS
 
@@ -36,6 +39,16 @@ def test_prompts_batched_and_scattered(llama, load, drive, prompt, greedy, block
     executor = load(llama[0], block_size=block_size)
     executor._runner.arena.data.view(torch.uint8).fill_(0xFF)
     assert drive(executor, seed=block_size).generate(prompts, 20, chunk=chunk) == [greedy(p, 20) for p in prompts]
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_torch_computes_the_same_with_every_attention_backend(llama, load, drive, prompt, greedy, backend):
+    try:
+        executor = load(llama[0], decoder="torch", attention_backend=backend, dtype="float32")
+    except SettingsError as reason:
+        pytest.skip(str(reason))
+    prompts = [prompt(length, seed=length) for length in (3, 16, 40)]
+    assert drive(executor).generate(prompts, 20, chunk=7) == [greedy(p, 20) for p in prompts]
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])

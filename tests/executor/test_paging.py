@@ -9,7 +9,6 @@ import torch
 
 from executor.attention import BACKENDS
 from executor.errors import SettingsError
-
 from executor.step import SamplingParams
 from tests.executor.conftest import BOTH_DECODERS
 

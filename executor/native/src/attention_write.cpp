@@ -1,6 +1,7 @@
 // New tokens' keys and values go to their slots.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "attention_layout.h"
 #include "vec.h"
@@ -24,27 +25,61 @@ void write_float32(const Slot& slot, const HeadLayout& layout, const float* key,
   std::copy_n(value, slot.head_dim, values + slot.index * round_up(slot.head_dim, kTile));
 }
 
-void write_bfloat16(const Slot& slot, const HeadLayout& layout, const float* key, const float* value) {
-  uint16_t* keys = reinterpret_cast<uint16_t*>(slot.head) + 2 * slot.index;
-  for (int64_t d = 0; d < slot.head_dim; d += 2) {
-    keys[d * slot.block_size] = float_to_bf16(key[d]);
-    // An odd size ends with a 0, because that entry is multiplied too.
-    keys[d * slot.block_size + 1] = d + 1 < slot.head_dim ? float_to_bf16(key[d + 1]) : 0;
+// Numbers that are converted at once, and then stored one by one where they belong.
+constexpr int64_t kConverted = 64;
+
+// f(d, count, converted) for every kConverted numbers of a head, the last ones fewer.
+template <typename T, typename Convert, typename F>
+void convert(const float* from, int64_t head_dim, const Convert& convert_vector, const F& f) {
+  alignas(64) T converted[kConverted];
+  alignas(64) float last[kConverted];
+  for (int64_t d = 0; d < head_dim; d += kConverted) {
+    const int64_t count = std::min(kConverted, head_dim - d);
+    const float* numbers = from + d;
+    if (count < kConverted) {
+      std::fill(std::copy_n(numbers, count, last), last + kConverted, 0.0f);
+      numbers = last;
+    }
+    for (int64_t i = 0; i < count; i += kLanes) convert_vector(load(numbers + i), converted + i);
+    f(d, count, converted);
   }
-  uint16_t* values = reinterpret_cast<uint16_t*>(slot.head + layout.values);
-  values += slot.index / 2 * 2 * round_up(slot.head_dim, kTile) + slot.index % 2;
-  for (int64_t d = 0; d < slot.head_dim; ++d) values[2 * d] = float_to_bf16(value[d]);
 }
 
-// Quantizes n numbers to [-127, 127] and stores them `stride` apart; returns the scale.
-float write_bytes(const float* from, int64_t n, int8_t* to, int64_t stride) {
-  float top = 0;
-  for (int64_t i = 0; i < n; ++i) top = std::max(top, std::fabs(from[i]));
-  const float inverse = top > 0 ? 127.0f / top : 0.0f;
-  for (int64_t i = 0; i < n; ++i) {
-    const float scaled = from[i] * inverse;
-    to[i * stride] = static_cast<int8_t>(scaled + (scaled < 0 ? -0.5f : 0.5f));
-  }
+void write_bfloat16(const Slot& slot, const HeadLayout& layout, const float* key, const float* value) {
+  const auto to_bfloat16 = [](Vec numbers, uint16_t* to) { store_bf16(to, numbers); };
+  uint8_t* keys = slot.head + slot.index * 4;
+  convert<uint16_t>(key, slot.head_dim, to_bfloat16, [&](int64_t d, int64_t count, const uint16_t* converted) {
+    // An odd size ends with a 0 beside the last number, because that is multiplied too.
+    for (int64_t i = 0; i < count; i += 2) std::memcpy(keys + (d + i) / 2 * slot.block_size * 4, converted + i, 4);
+  });
+  uint16_t* values = reinterpret_cast<uint16_t*>(slot.head + layout.values);
+  values += slot.index / 2 * 2 * round_up(slot.head_dim, kTile) + slot.index % 2;
+  convert<uint16_t>(value, slot.head_dim, to_bfloat16, [&](int64_t d, int64_t count, const uint16_t* converted) {
+    for (int64_t i = 0; i < count; ++i) values[2 * (d + i)] = converted[i];
+  });
+}
+
+float largest_magnitude(const float* numbers, int64_t count) {
+  Vec top = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) top = max(top, as_floats(as_bits(load(numbers + i)) & 0x7fffffff));
+  float result = largest(top);
+  for (; i < count; ++i) result = std::max(result, std::fabs(numbers[i]));
+  return result;
+}
+
+// Quantizes a head's numbers to [-127, 127] and stores them `stride` apart; returns the scale.
+float write_bytes(const float* from, int64_t head_dim, int8_t* to, int64_t stride) {
+  const float top = largest_magnitude(from, head_dim);
+  const Vec inverse = broadcast(top > 0 ? 127.0f / top : 0.0f), rounder = broadcast(12582912.0f);  // 1.5 * 2^23
+  const auto to_integers = [&](Vec numbers, int32_t* integers) {
+    const Vec rounded = (numbers * inverse + rounder) - rounder;
+    const IVec converted = __builtin_convertvector(rounded, IVec);
+    std::memcpy(integers, &converted, sizeof converted);
+  };
+  convert<int32_t>(from, head_dim, to_integers, [&](int64_t d, int64_t count, const int32_t* integers) {
+    for (int64_t i = 0; i < count; ++i) to[(d + i) * stride] = static_cast<int8_t>(integers[i]);
+  });
   return top / 127.0f;
 }
 

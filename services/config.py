@@ -94,7 +94,7 @@ class GatewayConfig(ServiceConfig):
     kvmanager: str = setting("127.0.0.1:50052", "Address of the KV manager.")
     max_message_bytes: int = setting(4 * 1024 * 1024, "Longest request message taken.", minimum=MIN_MESSAGE_BYTES)
     max_responses_per_second: float = setting(
-        500.0,
+        250.0,
         "Responses a second, over all streams, from which on tokens of one stream that follow one another closely leave"
         " together, at most 0.2 s later.",
         minimum=1.0,

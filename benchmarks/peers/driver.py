@@ -1,6 +1,6 @@
 """The driver's side: says when its system is ready, then answers sets of requests until there are no more.
 
-Runs in the peer's own virtual environment, so it imports the standard library alone.
+Runs in the peer's own virtual environment, so it imports nothing that needs more than the standard library.
 """
 
 from __future__ import annotations
@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from benchmarks.processes import process_tree
 
 LONGEST = 2048
 """Tokens of a prompt and its output together, at most."""
@@ -68,13 +72,33 @@ def drive(make_engine: Callable[[str, Mapping[str, str]], Engine]) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    say({"details": dict(engine.details())})
-    for line in sys.stdin:
-        question = json.loads(line)
-        requests = [Request(prompt, output_tokens) for prompt, output_tokens in question["requests"]]
-        for batch in [requests] if question["at_once"] else [[request] for request in requests]:
-            now = time.perf_counter()
-            for request in batch:
-                request.sent = now
-            engine.run(batch)
-        say({"answers": [[each.sent, each.first, each.last, each.token_ids] for each in requests]})
+    try:
+        _signal_children(signal.SIGSTOP)
+        say({"details": dict(engine.details())})
+        for line in sys.stdin:
+            question = json.loads(line)
+            requests = [Request(prompt, output_tokens) for prompt, output_tokens in question["requests"]]
+            _signal_children(signal.SIGCONT)
+            for batch in [requests] if question["at_once"] else [[request] for request in requests]:
+                _run(engine, batch)
+            _signal_children(signal.SIGSTOP)
+            say({"answers": [[each.sent, each.first, each.last, each.token_ids] for each in requests]})
+    finally:
+        _signal_children(signal.SIGCONT)
+
+
+def _run(engine: Engine, requests: Sequence[Request]) -> None:
+    now = time.perf_counter()
+    for request in requests:
+        request.sent = now
+    engine.run(requests)
+
+
+def _signal_children(number: signal.Signals) -> None:
+    """Stops the peer's other processes, or lets them go on.
+
+    Some spin while they have nothing to do, on cores that others are measured on.
+    """
+    for pid in process_tree(os.getpid())[1:]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

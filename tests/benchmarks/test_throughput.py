@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,56 @@ def test_a_driver_gets_the_same_requests_and_is_measured_alike(tmp_path: Path, p
     finally:
         peer.process.stop()
     assert (tmp_path / "log").read_text() == "not an answer\n"
+
+
+_SPINNING_DRIVER = """
+import subprocess, sys
+from benchmarks.peers.driver import drive
+from benchmarks.processes import cpu_seconds
+
+class Spinning:
+    def __init__(self, model, settings):
+        self.child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    def details(self):
+        return {"child": self.child.pid}
+    def run(self, requests):
+        before = cpu_seconds([self.child.pid])
+        while cpu_seconds([self.child.pid]) == before:
+            pass
+        for request in requests:
+            request.got(request.prompt)
+    def __del__(self):
+        self.child.kill()
+
+drive(Spinning)
+"""
+
+
+def state(pid: int) -> str:
+    """R for a process that runs, T for one that is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def until(come_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not come_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_peers_other_processes_rest_between_its_turns(tmp_path: Path) -> None:
+    script = tmp_path / "spinning_driver.py"
+    script.write_text(_SPINNING_DRIVER)
+    environment = os.environ | {"PYTHONPATH": str(Path(benchmarks.__file__).parent.parent)}
+    driver = LineProcess([sys.executable, str(script), "--model", "any"], environment)
+    try:
+        child = driver.answer()["details"]["child"]
+        for _ in range(2):
+            driver.ask({"requests": [[[1], 1]], "at_once": True})
+            until(lambda: state(child) == "T")
+    finally:
+        driver.stop()
+    until(lambda: not Path(f"/proc/{child}").exists())
 
 
 def test_a_child_that_ends_is_noticed(tmp_path: Path) -> None:

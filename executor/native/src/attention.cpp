@@ -84,12 +84,13 @@ class Cursor {
   int64_t row_ = 0, first_piece_ = 0, first_partial_ = 0, first_token_ = 0;
 };
 
-// Whether there is a piece that the others would have to wait for.
+// Whether there is a piece of several segments that the others would have to wait for.
 bool must_cut(const AttentionShape& shape, const StepRows& rows, int team_size) {
   int64_t all = 0, largest = 0;
   for (int64_t row = 0; row < rows.num_rows; ++row) {
     all += rows.counts[row] * rows.contexts[row] * shape.cache.kv_heads;
-    largest = std::max(largest, std::min(rows.counts[row], shape.tile_positions) * rows.contexts[row]);
+    if (rows.contexts[row] > kSegment)
+      largest = std::max(largest, std::min(rows.counts[row], shape.tile_positions) * rows.contexts[row]);
   }
   return team_size > 1 && largest * kPiecesPerThread * team_size > all;
 }

@@ -9,6 +9,9 @@ namespace octavo {
 
 namespace {
 
+// Rows that share a tile read in place; for more it pays to widen the tile once.
+constexpr int64_t kRowsInPlace = 2 * kRows;
+
 // Where a sequence's tokens of one head lie.
 class HeadMemory {
  public:
@@ -133,7 +136,7 @@ void expand_values(const AttentionShape& shape, const HeadMemory& memory, TokenR
 
 bool reads_in_place(const AttentionShape& shape, const QueryTile& tile) {
   if (shape.cache.block_size % kTile != 0) return false;
-  return shape.cache.kind == KvKind::kFloat32 || tile.positions * shape.group <= kRows;
+  return shape.cache.kind == KvKind::kFloat32 || tile.positions * shape.group <= kRowsInPlace;
 }
 
 Tiles find_keys(const AttentionShape& shape, const QueryTile& tile, TokenRange range, bool in_place, float* expanded) {

@@ -91,6 +91,10 @@ class Executor:
         """As measured at start, or as a step has reported since."""
         return self._speeds.reported
 
+    def phase_seconds(self) -> dict[str, float]:
+        """Wall time of all steps' computing by what it was spent on; empty where the model doesn't tell."""
+        return self._runner.phase_seconds()
+
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepResult:
         """Applies a batch as `executor.step.StepBatch` documents.

@@ -53,3 +53,7 @@ class ModelRunner(ABC):
             The logits of the rows that reach their sequence's last token, in row order, [rows, vocab] in float32; or
             of all rows' tokens one after another. They hold until the next call.
         """
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Wall time of all steps so far by what it was spent on; empty where that isn't known."""
+        return {}

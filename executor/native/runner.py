@@ -54,6 +54,9 @@ class NativeRunner(ModelRunner):
         self._decoder.run(self._crew, step)
         return logits
 
+    def phase_seconds(self) -> dict[str, float]:
+        return self._decoder.phase_seconds()
+
     def _room_for(self, count: int) -> torch.Tensor:
         """Memory for so many rows of logits; no more is taken unless there have never been so many."""
         if count > len(self._logits):

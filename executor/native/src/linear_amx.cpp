@@ -78,9 +78,11 @@ class Product {
       : weight_(weight), x_(x), rows_(rows), y_(y), y_stride_(y_stride), epilogue_(epilogue) {}
 
   void run(Team& team) const {
-    const int64_t fit = kBlockBytes / x_.tile_bytes() / 2 * 2, tiles = x_.tiles();
-    const int64_t most = std::min(std::max<int64_t>(fit, 2), kMostBlockTiles);
-    const int64_t pairs = divided_up(weight_.outputs, kPair), items = divided_up(tiles, most) * pairs;
+    // So many tiles that fit, but few enough that there is work for all threads.
+    const int64_t tiles = x_.tiles(), pairs = divided_up(weight_.outputs, kPair);
+    const int64_t fit = kBlockBytes / x_.tile_bytes(), share = tiles * pairs / (2 * team.size());
+    const int64_t most = std::min(std::max<int64_t>(std::min(fit, share) / 2 * 2, 2), kMostBlockTiles);
+    const int64_t items = divided_up(tiles, most) * pairs;
     amx::configure();
     team.parallel_ahead(items, [=](int64_t item, int64_t next) {
       const int64_t pair = item % pairs, first = item / pairs * most, end = std::min(first + most, tiles);

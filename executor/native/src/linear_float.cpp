@@ -17,7 +17,7 @@ constexpr int64_t kChunk = 256;
 // Rows of x are taken in blocks of at most this many bytes, which stay in the second-level cache while the weights
 // pass.
 constexpr int64_t kBlockBytes = 1 << 20;
-constexpr int64_t kMostBlockRows = 256, kFewestBlockRows = 4 * kTileRows;
+constexpr int64_t kMostBlockRows = 256, kFewestBlockRows = 2 * kTileRows;
 
 // How many inputs before their use weights are fetched that are used once: 4 KiB of a bfloat16 panel. A page's first
 // lines are what the processor does not foresee.
@@ -66,8 +66,9 @@ class Product {
   }
 
   void many_rows(Team& team) const {
-    const int64_t fit = kBlockBytes / (weight_.inputs * 4);
-    const int64_t most = std::min(std::max(fit, kFewestBlockRows), kMostBlockRows);
+    // So many that fit, but few enough that there is work for all threads.
+    const int64_t fit = kBlockBytes / (weight_.inputs * 4), share = rows_ * pairs_ / (2 * team.size());
+    const int64_t most = std::min(std::max(std::min(fit, share), kFewestBlockRows), kMostBlockRows);
     const int64_t blocks = divided_up(rows_, most), items = blocks * pairs_;
     team.parallel_ahead(items, [=](int64_t item, int64_t next) {
       const int64_t first = part_begin(rows_, blocks, item / pairs_),

@@ -19,9 +19,6 @@ from benchmarks.model import bf16_folder
 from benchmarks.request_sets import SETS
 from benchmarks.serving import OctavoServe
 
-KV_MEMORY = "1GiB"
-"""Holds all tokens of the largest set."""
-
 
 def add_set_arguments(parser: argparse.ArgumentParser) -> None:
     """What is sent, and how often."""
@@ -36,7 +33,7 @@ def add_octavo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="folder, GGUF file or smollm2; SmolLM2-135M in bfloat16 when absent")
     parser.add_argument("--quantize", help="as of octavo serve")
     parser.add_argument("--dtype", default="bfloat16", help="as of octavo serve")
-    parser.add_argument("--kv-memory", default=KV_MEMORY, help="as of octavo serve")
+    parser.add_argument("--kv-memory", help="as of octavo serve; its default when absent")
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="another flag of octavo serve; repeatable"
     )

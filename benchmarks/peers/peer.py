@@ -93,7 +93,7 @@ def _environment(peer: str, python: Path) -> dict[str, str]:
         # As its documentation recommends: Intel's OpenMP and tcmalloc, threads on both cores (one is kept free by
         # default). The cache holds the largest set.
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        environment |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         openmp = python.parent.parent / "lib" / "libiomp5.so"
         allocator = find_library("tcmalloc_minimal")
         preloaded = [str(openmp)] if openmp.exists() else []

@@ -142,7 +142,7 @@ class Client:
                 means) or "shared:NAME".
             report_progress: Also send how much of a long prompt has been computed: responses with ``progress`` alone.
             response_interval: Seconds of which a sequence's tokens are sent as one response, but for the first. Costs
-                less than a response for each token, on both sides. None: as the server likes.
+                less than a response for each token, on both sides. None: as the server likes. Not with ``stop``.
             **sampling: Fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``n``, ``stop``, ``beam_width``
                 and so on. ``early_stopping`` may be True, False or "never", as in transformers.
 

@@ -138,7 +138,7 @@ class KVManagerLink:
             return
         self._pacer.leave(stream.pace)
         # Those that are left are told of it when it has become much shorter; otherwise with the next request.
-        if self._attached and self._pacer.shortest_interval * 1e6 < self._token_interval_us / 2:
+        if self._requests and self._pacer.shortest_interval * 1e6 < self._token_interval_us / 2:
             message = kvmanager_pb2.AttachRequest()
             self._set_token_interval(message)
             self._outbox.put_nowait(message)

@@ -17,7 +17,7 @@ class Pace:
     Attributes:
         interval: Seconds between two responses that the client asked for; None: as many requests as run decide it.
         looked_through: Its text is looked through for stop strings, and what is computed beyond one is lost: its tokens
-            are wanted here at once, whenever they are sent on.
+            never wait.
     """
 
     interval: float | None = None
@@ -49,11 +49,11 @@ class Pacer:
     @property
     def shortest_interval(self) -> float:
         """Seconds for which all streams' tokens may be kept back before they get here."""
-        if any(pace.looked_through for pace in self._streams):
-            return 0.0
         return min((self._interval(pace) for pace in self._streams), default=0.0)
 
     def _interval(self, pace: Pace) -> float:
+        if pace.looked_through:
+            return 0.0
         if pace.interval is not None:
             return pace.interval
         return response_interval(self._streams.total(), self._responses_per_second)

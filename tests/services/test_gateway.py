@@ -372,15 +372,29 @@ async def test_tokens_of_an_interval_come_as_one_response(model: Path) -> None:
 
 
 async def test_the_kv_manager_learns_for_how_long_tokens_may_wait(model: Path) -> None:
+    """What is computed beyond a stop string is lost, so tokens that are looked through wait nowhere on their way."""
     async with bench(model, one_answer) as here:
-        await here.ask()
-        assert here.kvmanager.token_intervals == []
-        await here.ask(response_interval=0.5)
-        await eventually(lambda: here.kvmanager.token_intervals == [500_000, 0])
-        # What is computed beyond a stop string is lost, so such a request's tokens do not wait where they come from.
-        await here.ask(response_interval=0.5, stop=["x"])
-        await here.ask(response_interval=0.25)
-        await eventually(lambda: here.kvmanager.token_intervals[2:] == [250_000, 0])
+        for asked in (
+            {},
+            {"response_interval": 0.5},
+            {"response_interval": 0.5, "stop": ["x"]},
+            {"response_interval": 1},
+        ):
+            await here.ask(**asked)
+    assert here.kvmanager.token_intervals == [20_000, 500_000, 0, 1_000_000]
+
+
+async def test_those_who_are_left_need_not_wait_for_as_long_as_many_did(model: Path) -> None:
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return [] if submission.request_id == "stays" else one_answer(submission)
+
+    async with bench(model, script, max_responses_per_second=20) as here:
+        staying = asyncio.ensure_future(here.ask(request_id="stays"))
+        await eventually(lambda: here.kvmanager.submissions)
+        await asyncio.gather(*(here.ask() for _ in range(3)))
+        await eventually(lambda: here.kvmanager.token_intervals[-1] == 50_000)
+        staying.cancel()
+        await asyncio.gather(staying, return_exceptions=True)
 
 
 async def test_columns_that_make_no_sense_end_the_requests(model: Path) -> None:
@@ -469,7 +483,7 @@ async def test_log_probabilities_of_the_best_sequences_where_wanted(model: Path,
 
 async def test_lost_tokens_are_an_error_and_no_gap(model: Path) -> None:
     def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
-        return [tokens(submission, ids("a")), tokens(submission, ids("b"), position=5, reason=LENGTH), end(submission)]
+        return [tokens(submission, ids("a")), tokens(submission, ids("b"), position=5, reason=LENGTH)]
 
     async with bench(model, script) as here:
         with pytest.raises(OctavoError, match="internal error") as caught:

@@ -58,7 +58,7 @@ class Peer:
         command = [str(python), "-m", f"benchmarks.peers.{peer}_driver", "--model", str(model)]
         command += [f"--option={name}={value}" for name, value in (options or {}).items()]
         began = time.perf_counter()
-        self._process = LineProcess(command, _environment(peer, python), log)
+        self._process = LineProcess(command, _environment(peer, python, options or {}), log)
         self._details = self._process.answer()["details"]
         self.start_s = time.perf_counter() - began
         self.pid = self._process.pid
@@ -86,7 +86,7 @@ class Peer:
         self.stop()
 
 
-def _environment(peer: str, python: Path) -> dict[str, str]:
+def _environment(peer: str, python: Path, options: Mapping[str, str]) -> dict[str, str]:
     # The driver is this project's; all else is the virtual environment's.
     environment = os.environ | {"PYTHONPATH": str(Path(benchmarks.__file__).parent.parent)}
     if peer == "vllm":
@@ -98,6 +98,7 @@ def _environment(peer: str, python: Path) -> dict[str, str]:
         allocator = find_library("tcmalloc_minimal")
         preloaded = [str(openmp)] if openmp.exists() else []
         environment["LD_PRELOAD"] = ":".join([*preloaded, allocator] if allocator else preloaded)
+        environment |= {name: value for name, value in options.items() if name.isupper()}
     return environment
 
 

@@ -10,11 +10,12 @@ from benchmarks.peers.driver import LONGEST, Request, drive
 
 
 class VllmEngine:
-    """Settings are arguments of vLLM's engine; what is not asked for is chosen here, or vLLM's own default."""
+    """Settings are arguments of vLLM's engine; those in capitals are in its environment already."""
 
     def __init__(self, model: str, settings: Mapping[str, str]) -> None:
         arguments: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": LONGEST, "max_num_seqs": 64}
-        arguments |= {name: int(value) if value.isdigit() else value for name, value in settings.items()}
+        asked = {name: value for name, value in settings.items() if not name.isupper()}
+        arguments |= {name: int(value) if value.isdigit() else value for name, value in asked.items()}
         from vllm import SamplingParams, __version__
         from vllm.engine.arg_utils import EngineArgs
         from vllm.sampling_params import RequestOutputKind

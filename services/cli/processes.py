@@ -135,7 +135,7 @@ def demo() -> None:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Looks for no garbage until the service runs: there is none in what a start loads, and the executor loads a lot."""
+    """Looks for no garbage until the service runs: there is none in what a start loads, and that is a lot."""
     gc.disable()
     try:
         yield

@@ -8,6 +8,8 @@ namespace octavo {
 
 namespace {
 
+constexpr int64_t kGroupsAtOnce = 8;  // whose activations a thread rounds
+
 int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <bool kIsInt4, int kRows = kRowsAtOnce>
@@ -33,11 +35,17 @@ void quantized_linear(Team& team, const Linear& weight, const float* x, int64_t 
   alignas(64) uint8_t own[8192];
   const bool shared = QuantizedRows::bytes(rows, weight.inputs) > sizeof own;
   const QuantizedRows activations(shared ? workspace : own, rows, rows_at_once, weight.inputs);
-  const auto quantize = [&](int64_t row) { activations.quantize(row, x + row * x_stride); };
+  const int64_t blocks = divided_up(rows, rows_at_once);
   if (shared) {
-    team.parallel(rows, quantize);
+    // A row's codes lie among those of its block, so threads share a block by groups, not by rows.
+    const int64_t parts = divided_up(layout.groups, kGroupsAtOnce);
+    team.parallel(blocks * parts, [&](int64_t item) {
+      const int64_t first = item % parts * kGroupsAtOnce, end = std::min(layout.groups, first + kGroupsAtOnce);
+      activations.quantize(item / parts * rows_at_once, first, end, x, x_stride);
+    });
   } else {
-    for (int64_t row = 0; row < rows; ++row) quantize(row);
+    for (int64_t block = 0; block < blocks; ++block)
+      activations.quantize(block * rows_at_once, 0, layout.groups, x, x_stride);
   }
 
   const int64_t panels = divided_up(weight.outputs, kPanel);

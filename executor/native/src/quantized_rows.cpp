@@ -45,6 +45,27 @@ float largest_size(const float* x) {
   return size;
 }
 
+// One row's group.
+void quantize_group(const float* x, const QuantizedBlock& to, int64_t group, int64_t row) {
+  const float size = largest_size(x);
+  const Vec factor = broadcast(size > kNothing ? 127.0f / size : 0.0f);
+  IVec totals = {};
+  int8_t codes[kGroup];
+  for (int64_t i = 0; i < kGroup; i += kLanes) {
+    const IVec rounded = as_bits(fma(load(x + i), factor, broadcast(kRounder))) - kRounderBits;
+    totals += rounded;
+    *reinterpret_cast<BytesAt*>(codes + i) = __builtin_convertvector(rounded, Bytes);
+  }
+  for (int64_t quad = 0; quad < kQuads; ++quad)
+    std::memcpy(to.codes + ((group * kQuads + quad) * to.rows + row) * 4, codes + quad * 4, 4);
+  const int32_t total = of_all_lanes(totals, [](IVec a, IVec b) { return a + b; });
+  const int64_t at = group * to.rows + row;
+  // NaN where the size is infinite or NaN.
+  to.scales[at] = (size > kNothing ? size * (1.0f / 127.0f) : 0.0f) + (size - size);
+  to.sums[at] = to.scales[at] * static_cast<float>(total);
+  to.offsets[at] = -128 * total;
+}
+
 int64_t rounded_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
@@ -66,28 +87,12 @@ QuantizedBlock QuantizedRows::block(int64_t row) const {
           all_.sums + row * groups_, all_.offsets + row * groups_};
 }
 
-void QuantizedRows::quantize(int64_t row, const float* x) const {
-  const int64_t place = row % rows_in_block_;
-  const QuantizedBlock to = block(row - place);
-  for (int64_t group = 0; group < groups_; ++group, x += kGroup) {
-    const float size = largest_size(x);
-    const Vec factor = broadcast(size > kNothing ? 127.0f / size : 0.0f);
-    IVec totals = {};
-    int8_t codes[kGroup];
-    for (int64_t i = 0; i < kGroup; i += kLanes) {
-      const IVec rounded = as_bits(fma(load(x + i), factor, broadcast(kRounder))) - kRounderBits;
-      totals += rounded;
-      *reinterpret_cast<BytesAt*>(codes + i) = __builtin_convertvector(rounded, Bytes);
-    }
-    for (int64_t quad = 0; quad < kQuads; ++quad)
-      std::memcpy(to.codes + ((group * kQuads + quad) * to.rows + place) * 4, codes + quad * 4, 4);
-    const int32_t total = of_all_lanes(totals, [](IVec a, IVec b) { return a + b; });
-    const int64_t at = group * to.rows + place;
-    // NaN where the size is infinite or NaN.
-    to.scales[at] = (size > kNothing ? size * (1.0f / 127.0f) : 0.0f) + (size - size);
-    to.sums[at] = to.scales[at] * static_cast<float>(total);
-    to.offsets[at] = -128 * total;
-  }
+void QuantizedRows::quantize(int64_t first_row, int64_t first_group, int64_t end_group, const float* x,
+                             int64_t x_stride) const {
+  const QuantizedBlock to = block(first_row);
+  for (int64_t group = first_group; group < end_group; ++group)
+    for (int64_t row = 0; row < to.rows; ++row)
+      quantize_group(x + (first_row + row) * x_stride + group * kGroup, to, group, row);
 }
 
 }  // namespace octavo

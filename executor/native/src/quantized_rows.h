@@ -23,9 +23,10 @@ class QuantizedRows {
 
   static size_t bytes(int64_t rows, int64_t inputs);
 
-  // To the nearest codes between -127 and 127, the largest activation of a group being 127. A group with an infinite
-  // activation or a NaN gets NaN for its scale.
-  void quantize(int64_t row, const float* x) const;
+  // Rounds some groups of the block that begins with `first_row`, of x [rows][x_stride]. To the nearest codes between
+  // -127 and 127, the largest activation of a group being 127. A group with an infinite activation or a NaN gets NaN
+  // for its scale.
+  void quantize(int64_t first_row, int64_t first_group, int64_t end_group, const float* x, int64_t x_stride) const;
 
   // Which begins with `row`.
   QuantizedBlock block(int64_t row) const;

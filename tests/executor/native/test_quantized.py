@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from executor.native.library import Crew, load_library, runnable_levels
+from executor.native import Crew
 from executor.native.linear import Epilogue, PackedLinear, WeightKind, interleave, multiply, pack, unpack
 from executor.native.quantized import pack_matrix, quantise
 from executor.weights.gguf_blocks import quantised_matrix
@@ -23,24 +23,10 @@ _GGUF = {
 # As the kernels' float32 sums may differ from float64: a few units in the last place for each group that is added.
 _TOLERANCE = 2e-6
 
-pytestmark = pytest.mark.skipif(not runnable_levels(), reason="the kernels were not built")
-
-
-@pytest.fixture(scope="module", params=runnable_levels() or ["none"])
-def library(request):
-    return load_library(request.param)
-
-
-@pytest.fixture(scope="module")
-def crew(library):
-    return Crew(library, 2)
-
 
 @pytest.fixture
-def rng():
-    seed = np.random.SeedSequence().entropy
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
+def crew(library):
+    return Crew(library, 2)
 
 
 def _matrix(rng, kind, outputs, inputs):

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -37,13 +37,13 @@ from executor.weights import open_checkpoint
 from gateway.loading import load_tokenizer
 from services.model_store import SMOLLM2, resolve_model
 
-WEIGHTS = {
+WEIGHTS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantize": "int8"},
     "int4": {"dtype": "bfloat16", "quantize": "int4"},
 }
-KEYS_AND_VALUES = {"own": {}, "int8": {"kv_dtype": "int8"}}
+KEYS_AND_VALUES: dict[str, dict[str, Any]] = {"own": {}, "int8": {"kv_dtype": "int8"}}
 
 _BLOCK_SIZE = 16
 _CHUNK = 256

@@ -45,7 +45,7 @@ def _q4_1(blocks: Bytes) -> QuantisedMatrix:
 
 def _q8_0(blocks: Bytes) -> QuantisedMatrix:
     """Scale, then 32 signed codes: scale * code."""
-    codes = (blocks[..., 2:] ^ 0x80).reshape(len(blocks), -1)
+    codes = (blocks[..., 2:] ^ np.uint8(0x80)).reshape(len(blocks), -1)
     return QuantisedMatrix(8, codes, _halves(blocks, 0), None)
 
 

@@ -139,7 +139,8 @@ def _dequantised(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
 def _halves_together(rows: int, heads: int) -> npt.NDArray[np.int64]:
     """Undoes llama.cpp's order of each head's rows: from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ..."""
     pairs = np.arange(rows, dtype=np.int64).reshape(heads, -1, 2)
-    return pairs.swapaxes(1, 2).reshape(rows)
+    order: npt.NDArray[np.int64] = pairs.swapaxes(1, 2).reshape(rows)
+    return order
 
 
 def _stored_name(name: str) -> str:

@@ -93,10 +93,10 @@ class GatewayConfig(ServiceConfig):
     model_name: str = setting("", "Name that clients call the model by; the folder's or file's name when absent.")
     kvmanager: str = setting("127.0.0.1:50052", "Address of the KV manager.")
     max_message_bytes: int = setting(4 * 1024 * 1024, "Longest request message taken.", minimum=MIN_MESSAGE_BYTES)
-    max_responses_per_second: float = setting(
-        250.0,
+    max_responses_per_second: float | None = setting(
+        None,
         "Responses a second, over all streams, from which on tokens of one stream that follow one another closely leave"
-        " together, at most 0.2 s later.",
+        " together, at most 0.2 s later; 125 for each core when absent.",
         minimum=1.0,
     )
     trusted_identity: bool = setting(

@@ -70,6 +70,9 @@ def build(output: Path = OUTPUT) -> list[Path]:
     stale = [job for job in jobs if not _is_newer(output / job[0], newest)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: _compile(compiler, output / job[0], job[1], job[2]), stale))
+    for name, _, _ in stale:
+        # As old as what it was made from: a source that was changed meanwhile makes it stale.
+        os.utime(output / name, (newest, newest))
     return [output / name for name, _, _ in jobs]
 
 

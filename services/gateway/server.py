@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import datetime
 
 from gateway.errors import TokenizerError
@@ -16,6 +17,9 @@ from services.process import run_service
 from services.rpc.server import RpcServer
 from services.telemetry.tracing import make_tracing
 
+# So many cost a core some percent of its time.
+_RESPONSES_PER_SECOND = 125.0
+
 
 class GatewayService:
     """The process: load the tokenizer, attach to the KV manager, serve clients, drain."""
@@ -25,7 +29,8 @@ class GatewayService:
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE], config.max_message_bytes)
         self._changed = asyncio.Event()
-        self._link = KVManagerLink(config.kvmanager, self._changed.set, config.max_responses_per_second)
+        responses_per_second = config.max_responses_per_second or _RESPONSES_PER_SECOND * (os.cpu_count() or 1)
+        self._link = KVManagerLink(config.kvmanager, self._changed.set, responses_per_second)
 
     async def start(self) -> None:
         try:

@@ -25,6 +25,9 @@ void write_float32(const Slot& slot, const HeadLayout& layout, const float* key,
   std::copy_n(value, slot.head_dim, values + slot.index * round_up(slot.head_dim, kTile));
 }
 
+// Tokens that a work item writes, more where there would be too many items.
+constexpr int64_t kTokensAtOnce = 16, kMostShares = 64;
+
 // Numbers that are converted at once, and then stored one by one where they belong.
 constexpr int64_t kConverted = 64;
 
@@ -112,25 +115,26 @@ void write_kv(Team& team, const KvCache& cache, const StepRows& rows, const floa
       if (cache.kind == KvKind::kInt8) write_int8(slot, layout, key, value);
     }
   };
-  // Each thread takes its share of the tokens, moved to the next border of blocks: a block has one writer.
-  const int64_t first = rows.num_tokens * team.index() / team.size();
-  const int64_t last = rows.num_tokens * (team.index() + 1) / team.size();
-  int64_t token = 0;
-  for (int64_t row = 0; row < rows.num_rows; ++row) {
-    const int64_t start = rows.contexts[row] - rows.counts[row];
-    for (int64_t position = start; position < rows.contexts[row];) {
-      const int64_t logical = position / cache.block_size;
-      const int64_t end = std::min((logical + 1) * cache.block_size, rows.contexts[row]);
-      if (token >= first && token < last) {
-        uint8_t* block = cache.data + rows.tables[row][logical] * cache.block_stride;
-        for (int64_t i = position; i < end; ++i)
-          write_token(block, i - logical * cache.block_size, token + i - position);
+  // Each item is a share of the tokens, moved to the next border of blocks: a block has one writer.
+  const int64_t shares = std::min((rows.num_tokens + kTokensAtOnce - 1) / kTokensAtOnce, kMostShares);
+  team.parallel(shares, [&](int64_t share) {
+    const int64_t first = rows.num_tokens * share / shares, last = rows.num_tokens * (share + 1) / shares;
+    int64_t token = 0;
+    for (int64_t row = 0; row < rows.num_rows && token < last; ++row) {
+      const int64_t start = rows.contexts[row] - rows.counts[row];
+      for (int64_t position = start; position < rows.contexts[row];) {
+        const int64_t logical = position / cache.block_size;
+        const int64_t end = std::min((logical + 1) * cache.block_size, rows.contexts[row]);
+        if (token >= first && token < last) {
+          uint8_t* block = cache.data + rows.tables[row][logical] * cache.block_stride;
+          for (int64_t i = position; i < end; ++i)
+            write_token(block, i - logical * cache.block_size, token + i - position);
+        }
+        token += end - position;
+        position = end;
       }
-      token += end - position;
-      position = end;
     }
-  }
-  team.barrier();
+  });
 }
 
 }  // namespace octavo

@@ -10,9 +10,6 @@
 
 #include "panels.h"
 
-// Before a loop: accumulators are registers only in loops that are gone.
-#define OCTAVO_UNROLL _Pragma("GCC unroll 32")
-
 namespace octavo {
 
 // Accumulators are kTileRows rows of kTileParts vectors. They, the weights and one broadcast x fill the registers.

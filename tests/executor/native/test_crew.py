@@ -24,4 +24,4 @@ def check(runnable: list[str], tmp_path_factory: pytest.TempPathFactory) -> Libr
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_phases_follow_one_another(check: Library, rng: np.random.Generator, threads: int) -> None:
     errors = check.function("crew_errors", ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_uint32)
-    assert errors(threads, 200, int(rng.integers(2**32))) == 0
+    assert errors(threads, 2000, int(rng.integers(2**32))) == 0

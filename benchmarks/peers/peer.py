@@ -89,6 +89,9 @@ class Peer:
 def _environment(peer: str, python: Path, options: Mapping[str, str]) -> dict[str, str]:
     # The driver is this project's; all else is the virtual environment's.
     environment = os.environ | {"PYTHONPATH": str(Path(benchmarks.__file__).parent.parent)}
+    # This project's executor keeps its OpenMP from spinning; others were built to wait that way.
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        environment.pop(name, None)
     if peer == "vllm":
         # As its documentation recommends: Intel's OpenMP and tcmalloc, threads on both cores (one is kept free by
         # default). The cache holds the largest set.

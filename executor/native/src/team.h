@@ -95,7 +95,13 @@ inline int64_t Crew::claim(uint32_t phase, int64_t n) {
 
 template <typename F>
 void Team::parallel(int64_t n, F&& f) {
-  parallel_ahead(n, [&](int64_t i, int64_t) { f(i); });
+  if (n <= 0) return;
+  // One at a time: of few items, a thread that claims ahead would leave none to the others.
+  for (int64_t i; (i = crew_.claim(phase_, n)) < n;) {
+    f(i);
+    crew_.finish(phase_, n);
+  }
+  crew_.wait(phase_++);
 }
 
 template <typename F>

@@ -18,14 +18,7 @@ from benchmarks.measuring import Measurement
 from benchmarks.probe import Probe
 from benchmarks.request_sets import RequestSet, TokenRequest
 from benchmarks.split import compare
-from tests.services.e2e.tiny_model import VOCAB_SIZE, Reference, save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_model(folder)
-    return folder
+from tests.services.e2e.tiny_model import VOCAB_SIZE, Reference
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from benchmarks.probe import Probe
 from benchmarks.processes import cpu_seconds, peak_memory_mb, process_tree, proportional_memory_mb
 from benchmarks.request_sets import RequestSet, TokenRequest, request_set
 from benchmarks.serving import OctavoServe, StackFailed
-from tests.services.e2e.tiny_model import VOCAB_SIZE, save_tiny_model
+from tests.services.e2e.tiny_model import VOCAB_SIZE
 
 _FIGURES = {"tokens_per_s", "cpu_s_per_1k", "ttft_ms_p50"}
 
@@ -28,13 +28,6 @@ _FIGURES = {"tokens_per_s", "cpu_s_per_1k", "ttft_ms_p50"}
 def probe() -> Iterator[Probe]:
     with Probe(memory_bytes=1 << 20) as probe:
         yield probe
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,8 @@ from tests.integration.models import Model
 FIRST = "executor-0"
 MOST_TOKENS = 1024
 """That the blocks of a large pool hold: every step all of them are checked."""
+FAST_COPIES = Speeds(100.0, 1e6, 1e6, 1e6)
+"""Whatever can be copied is. A tiny model computes tokens so fast that measured speeds say now this, now that."""
 
 _EARLY_STOPPING = {
     EarlyStopping.HEURISTIC: common_pb2.EARLY_STOPPING_HEURISTIC,

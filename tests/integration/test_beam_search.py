@@ -11,7 +11,7 @@ from kvmanager.spec import BeamParams, EarlyStopping
 from tests.integration import cases
 from tests.integration.cases import Case, first_clear
 from tests.integration.models import Model, random_prompt
-from tests.integration.stack import Stack
+from tests.integration.stack import FAST_COPIES, Stack
 
 MAX_TOKENS = 24
 
@@ -78,7 +78,7 @@ def test_a_search_of_one_beam_is_greedy(tiny: Model) -> None:
 
 def test_a_search_that_starts_from_cached_blocks(tiny: Model) -> None:
     """Its own prompt, and the output of another request."""
-    stack = Stack(tiny, block_size=4)
+    stack = Stack(tiny, block_size=4, speeds=FAST_COPIES)
     answer = cases.greedy(tiny, tiny.prompts[5], 15).answer[0].token_ids
     case = cases.beams(tiny, tiny.prompts[5] + answer, MAX_TOKENS, BeamParams(4))
     stack.generate([tiny.prompts[5]], 15)

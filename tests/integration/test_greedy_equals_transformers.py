@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.models import Model
 from tests.integration.reference import CLEAR, Output, greedy
-from tests.integration.stack import Stack
+from tests.integration.stack import FAST_COPIES, Stack
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,7 +66,7 @@ def test_across_a_forced_preemption(tiny: Model, block_size: int) -> None:
 
 
 def test_a_turn_of_a_conversation_continues_from_cached_output(tiny: Model) -> None:
-    stack = Stack(tiny, block_size=4)
+    stack = Stack(tiny, block_size=4, speeds=FAST_COPIES)
     prompt, output = tiny.prompts[4], expected(tiny)[4]
     stack.generate([prompt], NUM_TOKENS - 6)
     assert stack.generate([prompt + output[:-6]], 6) == [output[-6:]]

@@ -7,17 +7,14 @@ import functools
 import pytest
 
 from kvmanager.spec import BeamParams
-from kvmanager.step import NewSequence, Speeds
+from kvmanager.step import NewSequence
 from tests.integration import cases
 from tests.integration.cases import Case, first_clear
 from tests.integration.models import Model, random_prompt
-from tests.integration.stack import Stack
+from tests.integration.stack import FAST_COPIES, Stack
 
 MAX_TOKENS = 16
 BLOCK_SIZE = 4
-
-FAST_COPIES = Speeds(100.0, 1e6, 1e6, 1e6)
-"""Whatever can be copied is."""
 
 
 @functools.cache
@@ -97,7 +94,7 @@ def test_the_beginning_of_a_block_is_copied(family: Model, block_size: int, num_
 
 def test_a_copied_beginning_is_shared_by_samples_and_beams(tiny: Model) -> None:
     """Whoever writes next to it copies once more."""
-    stack = Stack(tiny, block_size=16)
+    stack = Stack(tiny, block_size=16, speeds=FAST_COPIES)
     first = greedy(tiny, 6)
     cases.run(stack, [first])
     prompt = [*first.prompt[:24], 7]
@@ -111,7 +108,7 @@ def test_a_copied_beginning_is_shared_by_samples_and_beams(tiny: Model) -> None:
 
 def test_while_the_block_copied_from_is_in_use(tiny: Model) -> None:
     """Its owner decodes on."""
-    stack = Stack(tiny, block_size=16)
+    stack = Stack(tiny, block_size=16, speeds=FAST_COPIES)
     first, second = greedy(tiny, 6), continuing(tiny, tiny.prompts[6][:21], 4)
     first.submit(stack, 0)
     for _ in range(4):
@@ -142,7 +139,7 @@ def test_requests_of_one_step_share_what_the_first_computes_in_it(family: Model)
 
 
 def test_a_prompt_that_arrives_while_another_like_it_is_computed_in_chunks(tiny: Model) -> None:
-    stack = Stack(tiny, BLOCK_SIZE, max_batched_tokens=24, max_sequences=8)
+    stack = Stack(tiny, BLOCK_SIZE, max_batched_tokens=24, max_sequences=8, speeds=FAST_COPIES)
     first, second = greedy(tiny, 7), continuing(tiny, tiny.prompts[7], 6)
     first.submit(stack, 0)
     stack.step()

@@ -11,7 +11,7 @@ from kvmanager.spec import BeamParams
 from tests.integration import cases
 from tests.integration.cases import Case, first_clear
 from tests.integration.models import Model, random_prompt
-from tests.integration.stack import Stack
+from tests.integration.stack import FAST_COPIES, Stack
 
 MAX_TOKENS = 24
 NAMES = ["executor-0", "executor-1"]
@@ -103,7 +103,7 @@ def test_the_only_one_is_lost_and_comes_back(tiny: Model) -> None:
 
 
 def test_a_request_goes_where_its_prefix_is(tiny: Model) -> None:
-    stack = Stack(tiny, block_size=4, num_executors=2)
+    stack = Stack(tiny, block_size=4, num_executors=2, speeds=FAST_COPIES)
     request = cases.greedy(tiny, tiny.prompts[7], MAX_TOKENS)
     cases.run(stack, [request])
     (home,) = {name for name, _ in stack.batches}

@@ -200,7 +200,7 @@ def test_seeded_sampling_is_independent_of_what_else_runs(caller: Caller) -> Non
 
 
 def test_prefix_is_served_from_the_cache(caller: Caller, reference: Reference) -> None:
-    """The second request with a prefix gets all of it, to the last token, and the same answer as without."""
+    """The second request with a prefix gets its full blocks, and what of one more is quicker copied than computed."""
     prefix = "In a house where books are bound there hangs a rule upon the wall: " * 3
     # Without the start token, with which every other prompt begins.
     prompts = [reference.encode(prefix + end)[1:] for end in ("one", "two", "two")]
@@ -208,7 +208,10 @@ def test_prefix_is_served_from_the_cache(caller: Caller, reference: Reference) -
     shared = next(index for index, pair in enumerate(zip(*prompts[:2], strict=False)) if len(set(pair)) > 1)
     assert shared % 16  # the last block is shared in part
     cached = [answer.usage.cached_tokens for answer in answers if answer.usage]
-    assert cached == [0, shared, len(prompts[2]) - 1]
+    assert cached[0] == 0
+    # A tiny model computes a few tokens about as fast as it copies a block; which wins is measured anew by each step.
+    assert cached[1] in (shared, shared // 16 * 16)
+    assert cached[2] in (len(prompts[2]) - 1, (len(prompts[2]) - 1) // 16 * 16)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.token_ids == reference.greedy(prompt, 20)
         check_usage(answer, len(prompt))

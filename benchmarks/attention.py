@@ -29,12 +29,13 @@ import torch
 
 from benchmarks.probe import Probe
 from executor.arena import BlockArena
-from executor.attention import ReferenceAttention, StepLayout
+from executor.attention import AttentionParams, ReferenceAttention, StepLayout
 from executor.attention.reference import SlotCache
 from executor.native import Crew, load_library
 from executor.native.attention import AttentionKernels, NativeBlockLayout, StepRows
 from executor.native.memory import allocate, populate
-from executor.native.structures import AttentionParams, KvKind
+from executor.native.structures import AttentionParams as NativeParams
+from executor.native.structures import KvKind
 
 BLOCK_SIZE = 16
 _CPU = torch.device("cpu")
@@ -112,7 +113,7 @@ class Native:
         )
         caches = [layout.cache(arena, layer) for layer in range(self.num_layers(case))]
         rows = StepRows([case.count] * case.rows, [case.context] * case.rows, case.tables(num_blocks, rng))
-        params = AttentionParams(scale=self._shape.head_dim**-0.5, heads=self._shape.heads)
+        params = NativeParams(scale=self._shape.head_dim**-0.5, heads=self._shape.heads)
         asked = queries.numpy()
         out = np.empty_like(asked)
 
@@ -151,11 +152,12 @@ class Torch:
         layout = StepLayout([case.count] * case.rows, [case.context] * case.rows, tables, BLOCK_SIZE)
         plan = self._backend.plan(layout, _CPU)
         asked = queries.to(self._dtype)
+        params = AttentionParams(self._shape.head_dim**-0.5)
 
         def measure() -> float:
             start = time.perf_counter()
             for layer in numbers:
-                plan.attend(SlotCache(*layer), asked, self._shape.head_dim**-0.5)
+                plan.attend(SlotCache(*layer), asked, params)
             return (time.perf_counter() - start) / _TORCH_LAYERS
 
         return measure

@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from executor.attention.interface import AttentionPlan, Cache
+from executor.attention.interface import AttentionParams, AttentionPlan, Cache
 from executor.description import Activation, DecoderDescription, LearnedPositions, Norm, RotaryPositions
-from executor.rotary import RotaryEmbedding, rotate
-
-Angles = tuple[torch.Tensor, torch.Tensor]
+from executor.rotary import Angles, RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = _norm(model.norm, model.hidden_size)
 
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-        self.attention_scale = model.attention_scale
+        self.attention = AttentionParams(model.attention_scale)
         queries = model.num_heads * model.head_dim
         qkv = queries + 2 * model.num_kv_heads * model.head_dim
         self.qkv = nn.Linear(model.hidden_size, qkv, bias=model.attention_bias)
@@ -122,14 +120,13 @@ class DecoderLayer(nn.Module):
         self, hidden: torch.Tensor, angles: Angles | None, cache: Cache, attention: AttentionPlan[Cache]
     ) -> torch.Tensor:
         heads = self.qkv(hidden).view(len(hidden), -1, self.head_dim)
-        queries_and_keys = heads[:, : self.num_heads + self.num_kv_heads]
-        values = heads[:, self.num_heads + self.num_kv_heads :]
-        if angles is not None:
-            queries_and_keys = rotate(queries_and_keys, *angles)
-        queries, keys = queries_and_keys[:, : self.num_heads], queries_and_keys[:, self.num_heads :]
+        queries, keys, values = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         # All rows' keys and values are written before any row attends: a row may read a block of another row.
-        attention.write(cache, keys, values)
-        attended = attention.attend(cache, queries, self.attention_scale)
+        if angles is None:
+            attention.write(cache, keys, values)
+        else:
+            queries = attention.rotate_and_write(cache, queries, keys, values, angles)
+        attended = attention.attend(cache, queries, self.attention)
         out: torch.Tensor = self.attention_out(attended.reshape(len(hidden), -1))
         return out
 

@@ -16,6 +16,10 @@ from executor.description import (
 )
 
 
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, [tokens, 1, dim / 2] in float32."""
+
+
 class RotaryEmbedding:
     """Angles by which each pair of a head's entries is turned.
 
@@ -31,8 +35,8 @@ class RotaryEmbedding:
         self._positions = positions
         self._frequencies = inverse_frequencies(positions)
 
-    def angles(self, positions: torch.Tensor, prompt_lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, [tokens, 1, dim / 2] in float32.
+    def angles(self, positions: torch.Tensor, prompt_lengths: torch.Tensor) -> Angles:
+        """By which each token's pairs are turned.
 
         Args:
             positions: [tokens], from 0.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from executor.arena import BlockArena, BlockLayout
-from executor.attention.interface import AttentionBackend, AttentionPlan, StepLayout
+from executor.attention.interface import AttentionBackend, AttentionParams, AttentionPlan, StepLayout
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
 from executor.native.attention import AttentionKernels, NativeBlockLayout, StepRows
 from executor.native.library import Crew, Library, LibraryMissing, load_library
-from executor.native.structures import AttentionParams, KvCache, KvKind
+from executor.native.structures import AttentionParams as NativeParams
+from executor.native.structures import KvCache, KvKind
 
 _KINDS = {torch.float32: KvKind.FLOAT32, torch.bfloat16: KvKind.BFLOAT16, torch.int8: KvKind.INT8}
 
@@ -66,7 +68,14 @@ class _CpuPlan(AttentionPlan[KvCache]):
     def write(self, cache: KvCache, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._kernels.write(cache, self._rows, *(new.float().contiguous().numpy() for new in (keys, values)))
 
-    def attend(self, cache: KvCache, queries: torch.Tensor, scale: float) -> torch.Tensor:
-        params = AttentionParams(scale=scale, heads=queries.shape[1])
-        attended = self._kernels.attend(cache, self._rows, params, queries.float().contiguous().numpy())
+    def attend(self, cache: KvCache, queries: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+        slopes = np.array(params.alibi_slopes, dtype=np.float32)
+        native = NativeParams(
+            scale=params.scale,
+            soft_cap=params.soft_cap,
+            window=params.window,
+            alibi_slopes=slopes.ctypes.data if len(slopes) else None,
+            heads=queries.shape[1],
+        )
+        attended = self._kernels.attend(cache, self._rows, native, queries.float().contiguous().numpy())
         return torch.from_numpy(attended).to(queries.dtype)

@@ -13,6 +13,7 @@ import torch
 
 from executor.arena import BlockArena, BlockLayout
 from executor.description import DecoderDescription
+from executor.rotary import Angles, rotate
 
 # One layer's keys and values, as a backend wants to be given them.
 Cache = TypeVar("Cache")
@@ -35,6 +36,24 @@ class StepLayout:
     block_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """What a score goes through before the softmax.
+
+    Attributes:
+        scale: of each query-key product.
+        soft_cap: scores become cap * tanh(score / cap), after the scale (Gemma 2, arXiv 2408.00118); 0: none.
+        window: a token sees itself and the window - 1 tokens before it; 0: all of them.
+        alibi_slopes: of each query head; slope * (key position - query position) is added after the cap (Press et al.,
+            arXiv 2108.12409). Empty: none.
+    """
+
+    scale: float
+    soft_cap: float = 0.0
+    window: int = 0
+    alibi_slopes: tuple[float, ...] = ()
+
+
 class AttentionPlan(ABC, Generic[Cache]):
     """One step's attention; every layer uses the same plan. `write` comes before `attend` in each layer."""
 
@@ -42,9 +61,20 @@ class AttentionPlan(ABC, Generic[Cache]):
     def write(self, cache: Cache, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores the new tokens' keys and values, [tokens, kv_heads, head_dim], in their slots."""
 
+    def rotate_and_write(
+        self, cache: Cache, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, angles: Angles
+    ) -> torch.Tensor:
+        """Turns queries, [tokens, heads, head_dim], and keys by the angles; stores the keys and the values.
+
+        Returns:
+            The turned queries.
+        """
+        self.write(cache, rotate(keys, *angles), values)
+        return rotate(queries, *angles)
+
     @abstractmethod
-    def attend(self, cache: Cache, queries: torch.Tensor, scale: float) -> torch.Tensor:
-        """softmax(scale * queries keys^T) values for each new token over its sequence up to itself.
+    def attend(self, cache: Cache, queries: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+        """softmax(scores(queries keys^T)) values for each new token over its sequence up to itself.
 
         Query head h reads key/value head h // (heads / kv_heads). Nothing a slot past a sequence's end holds, NaN
         included, influences the result.
@@ -54,6 +84,18 @@ class AttentionPlan(ABC, Generic[Cache]):
 
         Returns:
             [tokens, heads, head_dim].
+        """
+
+
+class DecodePlan(AttentionPlan[Cache]):
+    """A plan for decodes whose tensors stay where they are: a CUDA graph may hold what is computed with it."""
+
+    @abstractmethod
+    def fill(self, layout: StepLayout) -> None:
+        """Takes these rows, of one new token each. What comes after in the device's stream finds them.
+
+        Fewer rows than the plan has leave the last ones empty: their tokens are written nowhere, and what they attend
+        to is arbitrary but finite.
         """
 
 
@@ -81,6 +123,15 @@ class AttentionBackend(ABC, Generic[Cache]):
     @abstractmethod
     def plan(self, layout: StepLayout, device: torch.device) -> AttentionPlan[Cache]:
         """Everything of a step that doesn't depend on the layer, computed once."""
+
+    def decode_plan(
+        self, num_rows: int, max_context: int, block_size: int, device: torch.device
+    ) -> DecodePlan[Cache] | None:
+        """A plan for up to so many decodes of sequences of up to `max_context` tokens, empty at first.
+
+        None where the backend has none.
+        """
+        return None
 
 
 AnyBackend = AttentionBackend[Any]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from executor.arena import BlockArena, BlockLayout
-from executor.attention.interface import AttentionBackend, AttentionPlan, StepLayout
+from executor.attention.interface import AttentionBackend, AttentionParams, AttentionPlan, StepLayout
 from executor.description import DecoderDescription
 
 # Rows are attended together as long as padding at most doubles the work and the copies of their keys stay small.
@@ -55,10 +55,10 @@ class _ReferencePlan(AttentionPlan[SlotCache]):
         cache.keys.index_copy_(0, self._slots, keys)
         cache.values.index_copy_(0, self._slots, values)
 
-    def attend(self, cache: SlotCache, queries: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, cache: SlotCache, queries: torch.Tensor, params: AttentionParams) -> torch.Tensor:
         result = torch.empty_like(queries)
         for group in self._groups:
-            group.attend(cache, queries, scale, result)
+            group.attend(cache, queries, params, result)
         return result
 
 
@@ -72,12 +72,14 @@ class _Group:
     Attributes:
         queries: flat token index of each query, [rows * Q].
         slots: slot of each key, [rows, L].
-        visible: whether the query may see the key, [rows, 1, Q, L]; None where every query sees every key.
+        distances: position of the key less that of the query, [rows, 1, Q, L].
+        visible: whether the query may see the key, likewise; None where every query sees every key.
         real: indices into `queries` that are not padding; None if none is.
     """
 
     queries: torch.Tensor
     slots: torch.Tensor
+    distances: torch.Tensor
     visible: torch.Tensor | None
     real: torch.Tensor | None
 
@@ -90,17 +92,18 @@ class _Group:
 
         real = (query < counts).reshape(-1)
         queries = starts + np.where(query < counts, query, 0)
-        visible = key[:, None, :] <= (lengths - counts + query)[:, :, None]
-        visible &= (key < lengths)[:, None, :]
+        distances = key[:, None, :] - (lengths - counts + query)[:, :, None]
+        visible = (distances <= 0) & (key < lengths)[:, None, :]
         slots = _slots(_padded_tables(layout, rows), np.where(key < lengths, key, 0), layout.block_size)
         return cls(
             queries=torch.from_numpy(queries.reshape(-1)).to(device),
             slots=torch.from_numpy(slots).to(device),
+            distances=torch.from_numpy(distances[:, None]).to(device),
             visible=None if visible.all() else torch.from_numpy(visible[:, None]).to(device),
             real=None if real.all() else torch.from_numpy(np.flatnonzero(real)).to(device),
         )
 
-    def attend(self, cache: SlotCache, queries: torch.Tensor, scale: float, result: torch.Tensor) -> None:
+    def attend(self, cache: SlotCache, queries: torch.Tensor, params: AttentionParams, result: torch.Tensor) -> None:
         rows, length = self.slots.shape
         heads, head_dim = queries.shape[1:]
         kv_heads = cache.keys.shape[1]
@@ -113,18 +116,37 @@ class _Group:
         # The query heads that share a key/value head become further queries of that head.
         mine = queries[self.queries].view(rows, -1, kv_heads, shared, head_dim).permute(0, 2, 3, 1, 4)
         count = mine.shape[3]
-        visible = self.visible
-        if visible is not None:
-            visible = visible[:, :, None].expand(-1, 1, shared, count, length).reshape(rows, 1, -1, length)
-        attended = F.scaled_dot_product_attention(
-            mine.reshape(rows, kv_heads, -1, head_dim), keys, values, attn_mask=visible, scale=scale
-        )
+        mine = mine.reshape(rows, kv_heads, -1, head_dim)
+        bias = self._bias(params, kv_heads, shared, mine)
+        if params.soft_cap:
+            scores = mine @ keys.transpose(2, 3) * params.scale
+            scores = params.soft_cap * torch.tanh(scores / params.soft_cap)
+            attended = torch.softmax(scores if bias is None else scores + bias, dim=-1) @ values
+        else:
+            attended = F.scaled_dot_product_attention(mine, keys, values, attn_mask=bias, scale=params.scale)
         attended = attended.view(rows, kv_heads, shared, count, head_dim).permute(0, 3, 1, 2, 4)
         attended = attended.reshape(-1, heads, head_dim)
         if self.real is None:
             result[self.queries] = attended
         else:
             result[self.queries[self.real]] = attended[self.real]
+
+    def _bias(self, params: AttentionParams, kv_heads: int, shared: int, queries: torch.Tensor) -> torch.Tensor | None:
+        """What is added to the scores, [rows, 1 or kv_heads, shared * Q, L]; None where it is nothing."""
+        visible = self.visible
+        if params.window:
+            near = self.distances > -params.window
+            visible = near if visible is None else visible & near
+        if visible is None and not params.alibi_slopes:
+            return None
+        rows, _, count, length = self.distances.shape
+        bias = queries.new_zeros(rows, 1, 1, count, length)
+        if params.alibi_slopes:
+            slopes = queries.new_tensor(params.alibi_slopes).view(1, kv_heads, shared, 1, 1)
+            bias = bias + slopes * self.distances[:, :, None]
+        if visible is not None:
+            bias = bias.masked_fill(~visible[:, :, None], float("-inf"))
+        return bias.expand(-1, -1, shared, count, length).reshape(rows, -1, shared * count, length)
 
 
 def _written_slots(layout: StepLayout) -> npt.NDArray[np.int64]:

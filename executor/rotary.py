@@ -15,7 +15,6 @@ from executor.description import (
     RotaryScaling,
 )
 
-
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [tokens, 1, dim / 2] in float32."""
 

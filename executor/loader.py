@@ -16,9 +16,10 @@ from executor.families import family_of
 from executor.free_memory import free_memory
 from executor.host_arena import HostArena
 from executor.memory_budget import blocks_in, parse_budget
-from executor.model_choice import ATTENTION_BACKENDS, DECODERS, DTYPES, KV_DTYPES, QUANTIZATIONS, load_model
+from executor.model_choice import DECODERS, KV_DTYPES, QUANTIZATIONS, load_model
 from executor.progress import Progress, tell_nobody
 from executor.settings import ExecutorSettings
+from executor.torch_formats import ATTENTION_BACKENDS, DTYPES
 from executor.weights import open_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def _check_settings(settings: ExecutorSettings) -> None:
         ("decoder", DECODERS),
         ("attention_backend", ATTENTION_BACKENDS),
         ("quantize", tuple(QUANTIZATIONS)),
-        ("kv_dtype", tuple(KV_DTYPES)),
+        ("kv_dtype", KV_DTYPES),
     ):
         if getattr(settings, name) not in allowed:
             raise SettingsError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}")

@@ -17,19 +17,18 @@ from executor.native.model import NativeFormat, NativeModel
 from executor.native.structures import KvKind
 from executor.progress import Progress
 from executor.settings import ExecutorSettings
+from executor.torch_formats import DTYPES, capability_of, choose_backend, choose_dtype, choose_kv_dtype
 from executor.torch_model import TorchModel
 from executor.weights import Checkpoint, Parameters
 
 _log = logging.getLogger(__name__)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DECODERS = ("auto", "native", "torch")
-ATTENTION_BACKENDS = ("auto", *BACKENDS)
 QUANTIZATIONS = {"none": None, "int8": WeightKind.INT8, "int4": WeightKind.INT4}
-KV_DTYPES = {"auto": None, "int8": KvKind.INT8}
+KV_DTYPES = ("auto", "int8", "fp8")
 
 _WEIGHT_KINDS = {"float32": WeightKind.FLOAT32, "bfloat16": WeightKind.BFLOAT16}
-_KV_KINDS = {"float32": KvKind.FLOAT32, "bfloat16": KvKind.BFLOAT16}
+_KV_KINDS = {"float32": KvKind.FLOAT32, "bfloat16": KvKind.BFLOAT16, "int8": KvKind.INT8}
 
 
 def load_model(
@@ -56,7 +55,7 @@ def load_model(
     dtype = _native_dtype(settings.dtype, model)
     form = NativeFormat(
         weights=QUANTIZATIONS[settings.quantize] or _WEIGHT_KINDS[dtype],
-        kv=KV_DTYPES[settings.kv_dtype] or _KV_KINDS[dtype],
+        kv=_KV_KINDS[dtype if settings.kv_dtype == "auto" else settings.kv_dtype],
     )
     native = NativeModel(
         library,
@@ -96,6 +95,8 @@ def _obstacle(settings: ExecutorSettings, device: torch.device) -> str | None:
         return "decoder is torch"
     if settings.attention_backend not in ("auto", "cpu"):
         return f"it has attention of its own, not {settings.attention_backend}"
+    if settings.kv_dtype == "fp8":
+        return "it stores keys and values in its dtype or in int8, not in fp8"
     if settings.dtype == "float16":
         return "dtype must be float32 or bfloat16, not float16"
     return None
@@ -111,17 +112,19 @@ def _native_dtype(name: str, model: DecoderDescription) -> str:
 def _torch_model(
     settings: ExecutorSettings, parameters: Parameters, model: DecoderDescription, device: torch.device
 ) -> tuple[LoadedModel, str]:
-    for name in ("quantize", "kv_dtype"):
-        if getattr(settings, name) not in ("none", "auto"):
-            raise SettingsError(f"{name} {getattr(settings, name)} needs the native decoder on a CPU")
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = "float32" if device.type == "cpu" else model.dtype
-    if dtype not in DTYPES:
-        raise SettingsError(f"the checkpoint's dtype {dtype} is not supported; set dtype to one of {', '.join(DTYPES)}")
-    backend = "reference" if settings.attention_backend == "auto" else settings.attention_backend
-    attention = BACKENDS[backend]()
+    if settings.quantize != "none":
+        raise SettingsError(f"quantize {settings.quantize} needs the native decoder on a CPU")
+    capability = capability_of(device)
+    dtype = choose_dtype(settings, model, device, capability)
+    backend = choose_backend(settings, device, capability)
+    kv_dtype = choose_kv_dtype(settings, DTYPES[dtype], backend, capability)
     torch_model = TorchModel(
-        model, parameters, attention, block_size=settings.block_size, dtype=DTYPES[dtype], device=device
+        model,
+        parameters,
+        BACKENDS[backend](),
+        block_size=settings.block_size,
+        dtype=DTYPES[dtype],
+        kv_dtype=kv_dtype,
+        device=device,
     )
     return torch_model, dtype

@@ -14,7 +14,7 @@ class ExecutorSettings:
         model: folder with config.json and safetensors, or a .gguf file.
         model_name: how clients call it; the file's name where empty.
         dtype: auto, float32, bfloat16 or float16. auto is the checkpoint's own type, but on a CPU bfloat16 in place of
-            float16, and float32 for whatever torch computes there.
+            float16, and float32 for whatever torch computes there. bfloat16 on a GPU needs compute capability 8.0.
         device: auto, cpu or cuda. auto is cuda where there is one.
         block_size: tokens a block.
         kv_memory: for keys and values: a size ("512MiB") or a share of what is free once the model is loaded ("40%").
@@ -22,9 +22,11 @@ class ExecutorSettings:
         max_model_len: longest sequence; the model's own limit where None.
         threads: of one operation on the CPU; torch's choice where None.
         decoder: auto, native or torch. auto is native on a CPU, where the kernels were built.
-        attention_backend: auto, cpu or reference, of the decoder in torch; the native one has its own.
+        attention_backend: auto, triton, cpu or reference, of the decoder in torch; the native one has its own. auto is
+            triton on a GPU where Triton can run, else reference.
         quantize: none, int8 or int4: how the native decoder stores matrices.
-        kv_dtype: auto, which is the model's, or int8: how it stores keys and values.
+        kv_dtype: how keys and values are stored: auto, which is the model's; int8, by the native decoder; fp8, by
+            triton on GPUs of compute capability 8.9 and newer.
         cache: folder where packed weights are kept for the next start; None keeps none.
     """
 

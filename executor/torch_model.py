@@ -19,7 +19,8 @@ class TorchModel(LoadedModel):
     """The decoder in torch with an attention backend.
 
     Args:
-        dtype: of weights, keys and values.
+        dtype: of weights and activations.
+        kv_dtype: how keys and values are stored.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class TorchModel(LoadedModel):
         *,
         block_size: int,
         dtype: torch.dtype,
+        kv_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.layout = attention.block_layout(model, block_size, dtype)
+        self.layout = attention.block_layout(model, block_size, kv_dtype)
         self.block_size = block_size
         self.kernels = attention.name
         self._attention = attention

@@ -27,9 +27,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Decoder = Literal["auto", "native", "torch"]
-AttentionBackend = Literal["auto", "cpu", "reference"]
+AttentionBackend = Literal["auto", "triton", "cpu", "reference"]
 Quantize = Literal["none", "int8", "int4"]
-KvDtype = Literal["auto", "int8"]
+KvDtype = Literal["auto", "int8", "fp8"]
 Policy = Literal["fcfs", "priority", "fair", "deadline"]
 Preemption = Literal["auto", "swap", "recompute"]
 
@@ -206,10 +206,16 @@ class ExecutorConfig(ServiceConfig):
     threads: int | None = setting(None, "CPU threads of the model; as many as there are cores when absent.", minimum=1)
     quantize: Quantize = setting("none", "Keep the weights in int8 or int4 on a CPU: faster, a little less exact.")
     kv_dtype: KvDtype = setting(
-        "auto", "Number format of keys and values; auto is the model's. int8 takes half of bfloat16."
+        "auto",
+        "Number format of keys and values; auto is the model's. int8 (native decoder on a CPU) and fp8 (GPUs of compute"
+        " capability 8.9 and newer) take half of bfloat16.",
     )
     decoder: Decoder = setting("auto", "What computes the model; auto is native code on a CPU, and torch elsewhere.")
-    attention_backend: AttentionBackend = setting("auto", "Attention over block tables of the decoder in torch.")
+    attention_backend: AttentionBackend = setting(
+        "auto",
+        "Attention over block tables of the decoder in torch; auto is triton on a GPU where Triton can run, else"
+        " reference, which is slow.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

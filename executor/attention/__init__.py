@@ -1,5 +1,8 @@
 """Attention over block tables."""
 
+import importlib
+from collections.abc import Callable
+
 from executor.attention.cpu import CpuAttention
 from executor.attention.interface import (
     AnyBackend,
@@ -11,7 +14,18 @@ from executor.attention.interface import (
 )
 from executor.attention.reference import ReferenceAttention
 
-BACKENDS: dict[str, type[AnyBackend]] = {backend.name: backend for backend in (ReferenceAttention, CpuAttention)}
+
+def _triton() -> AnyBackend:
+    # Only when it is asked for: there may be no Triton.
+    backend: AnyBackend = importlib.import_module("executor.attention.triton.backend").TritonAttention()
+    return backend
+
+
+BACKENDS: dict[str, Callable[[], AnyBackend]] = {
+    "reference": ReferenceAttention,
+    "cpu": CpuAttention,
+    "triton": _triton,
+}
 
 __all__ = [
     "BACKENDS",

@@ -107,6 +107,25 @@ def test_serve_hands_down_what_it_was_asked_for_and_no_defaults(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        ["--device=cuda"],
+        ["--device=cpu"],
+        ["--device=auto", "--attention-backend=triton", "--kv-dtype=fp8", "--dtype=float16"],
+    ],
+)
+def test_serve_says_what_the_executor_computes_on(tmp_path: Path, flags: list[str]) -> None:
+    arguments = ["serve", "--model", str(tmp_path), "--port", "0", *flags]
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_CHILDREN, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    commands = json.loads(done.stdout)
+    assert set(flags) <= set(commands["executor"])
+    assert not set(flags) & {*commands["gateway"], *commands["kvmanager"]}
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[executor\n", "not valid TOML"),

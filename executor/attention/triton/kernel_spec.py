@@ -19,6 +19,7 @@ class KernelSpec:
         constants: the value of each `tl.constexpr` argument.
         aligned: arguments that are always multiples of 16, pointers in bytes.
         num_warps, num_stages: as Triton's options.
+        fp_fusion: whether a product and a sum may become one instruction, which rounds once instead of twice.
     """
 
     name: str
@@ -28,3 +29,23 @@ class KernelSpec:
     aligned: frozenset[str]
     num_warps: int
     num_stages: int
+    fp_fusion: bool = True
+
+    @property
+    def min_capability(self) -> int:
+        """Lowest compute capability that it can be compiled for, 80 or above: fp8 is converted from 8.9 on."""
+        return 89 if any("fp8" in argument for argument in self.signature.values()) else 80
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Triton's options, for compiling and launching alike."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": self.fp_fusion}
+
+    def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Runs it in the current stream, compiling it first where that is due.
+
+        Args:
+            grid: programs in each dimension, at most three.
+            arguments: as `signature` lists them.
+        """
+        self.kernel[grid](*arguments, **self.constants, **self.options)

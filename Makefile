@@ -11,7 +11,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out
 KERNEL_SOURCES := $(wildcard executor/native/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test test-slow test-compose soak lint stubs-match proto format clean
+.PHONY: help venv native demo test test-slow test-compose soak kernels lint stubs-match proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-compose: venv ## Build the images and test the whole stack with the Docker 
 
 soak: venv ## Serve 500 mixed requests from 16 clients and check every answer
 	$(BIN)/python -m benchmarks.soak
+
+kernels: venv ## Compile the GPU's kernels ahead of time for every GPU that they are made for (no GPU needed)
+	$(BIN)/python -m benchmarks.gpu --compile-only
 
 lint: venv stubs-match ## Check style, types, import walls, contracts and stubs
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ from torch import nn
 from executor.attention.interface import AttentionParams, AttentionPlan, Cache
 from executor.description import Activation, DecoderDescription, LearnedPositions, Norm, RotaryPositions
 from executor.rotary import Angles, RotaryEmbedding
+from executor.tensor_parallel import ALONE, Ranks
+from executor.weights import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,19 @@ class DecoderInput:
 
 
 class Decoder(nn.Module):
-    """A decoder-only transformer as its description says. Made without weights; `load` gives it some."""
+    """A decoder-only transformer as its description says. Made without weights; `load` gives it some.
 
-    def __init__(self, model: DecoderDescription) -> None:
+    Args:
+        shard: the part of the model that it has.
+        ranks: that have the other parts.
+    """
+
+    def __init__(self, shard: Shard, ranks: Ranks = ALONE) -> None:
         super().__init__()
+        model = shard.model
         self.description = model
+        self._shard = shard
+        self._ranks = ranks
         self.rotary = RotaryEmbedding(model.positions) if isinstance(model.positions, RotaryPositions) else None
         with torch.device("meta"):
             self.embedding = nn.Embedding(model.vocab_size, model.embedding_size)
@@ -48,7 +58,7 @@ class Decoder(nn.Module):
             projects = model.projects_embeddings
             self.project_in = nn.Linear(model.embedding_size, model.hidden_size, bias=False) if projects else None
             self.project_out = nn.Linear(model.hidden_size, model.embedding_size, bias=False) if projects else None
-            self.layers = nn.ModuleList(DecoderLayer(model) for _ in range(model.num_layers))
+            self.layers = nn.ModuleList(DecoderLayer(model, ranks) for _ in range(model.num_layers))
             self.final_norm = _norm(model.norm, model.hidden_size) if model.final_norm else None
             tied = model.tied_embeddings
             self.head = None if tied else nn.Linear(model.embedding_size, model.vocab_size, bias=False)
@@ -59,7 +69,10 @@ class Decoder(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, step: DecoderInput, caches: Sequence[Cache], attention: AttentionPlan[Cache]) -> torch.Tensor:
-        """Writes the tokens' keys and values; returns the logits of the sampled ones, [samples, vocab] in float32."""
+        """Writes the tokens' keys and values; returns the logits of the sampled ones, [samples, vocab] in float32.
+
+        Of several ranks, only the first one's logits mean anything.
+        """
         hidden = self._embed(step)
         angles = self.rotary.angles(step.positions, step.prompt_lengths) if self.rotary else None
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -67,7 +80,7 @@ class Decoder(nn.Module):
         return self._logits(hidden[step.sampled])
 
     def _embed(self, step: DecoderInput) -> torch.Tensor:
-        hidden: torch.Tensor = self.embedding(step.token_ids)
+        hidden = self._ranks.embed(step.token_ids, self.embedding.weight, self._shard.vocabulary)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         if self.position_embedding is not None:
@@ -81,14 +94,18 @@ class Decoder(nn.Module):
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         head = self.embedding if self.head is None else self.head
-        return F.linear(hidden, head.weight).float()
+        return self._ranks.gather_logits(F.linear(hidden, head.weight), self._shard.vocab_size).float()
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each with its norm and residual connection."""
+    """Attention and MLP, each with its norm and residual connection.
 
-    def __init__(self, model: DecoderDescription) -> None:
+    What ranks compute of either is a term of a sum.
+    """
+
+    def __init__(self, model: DecoderDescription, ranks: Ranks) -> None:
         super().__init__()
+        self._ranks = ranks
         self.pre_norm = model.norm_place == "pre"
         self.attention_norm = _norm(model.norm, model.hidden_size)
         self.mlp_norm = _norm(model.norm, model.hidden_size)
@@ -127,8 +144,7 @@ class DecoderLayer(nn.Module):
         else:
             queries = attention.rotate_and_write(cache, queries, keys, values, angles)
         attended = attention.attend(cache, queries, self.attention)
-        out: torch.Tensor = self.attention_out(attended.reshape(len(hidden), -1))
-        return out
+        return self._ranks.sum(self.attention_out(attended.reshape(len(hidden), -1)))
 
     def _mlp(self, hidden: torch.Tensor) -> torch.Tensor:
         inner = self.mlp_in(hidden)
@@ -137,8 +153,7 @@ class DecoderLayer(nn.Module):
             inner = self.activation(gate) * up
         else:
             inner = self.activation(inner)
-        out: torch.Tensor = self.mlp_out(inner)
-        return out
+        return self._ranks.sum(self.mlp_out(inner))
 
 
 def _gelu_tanh(values: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from executor.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
 from executor.speeds import SpeedMeter, is_prefill
 from executor.step import BatchRefused, Candidates, Speeds, StepBatch, StepResult
+from executor.tensor_parallel import ALONE, Ranks
 from executor.timer import Span, Timer
 from executor.warm_up import measure_speeds
 
@@ -27,7 +28,10 @@ class ExecutorInfo:
     Attributes:
         max_model_len: longest sequence it takes, in tokens; all of one fits into its blocks.
         num_host_blocks: blocks beside those of the device; 0 where there are none.
+        bytes_per_block: on all ranks together.
+        device: its kind, which is that of all ranks.
         incarnation: new for each executor that is made: memory described under another incarnation is gone.
+        tensor_parallel_size: ranks that compute together.
     """
 
     model_name: str
@@ -42,6 +46,7 @@ class ExecutorInfo:
     attention_backend: str
     eos_token_ids: tuple[int, ...]
     incarnation: str
+    tensor_parallel_size: int = 1
 
 
 class Executor:
@@ -52,6 +57,7 @@ class Executor:
     Args:
         clock: seconds, from any start.
         sampler: chooses the tokens; with torch where None.
+        ranks: that run the same steps; all but the first take its tokens.
     """
 
     def __init__(
@@ -61,13 +67,15 @@ class Executor:
         info: ExecutorInfo,
         clock: Callable[[], float],
         sampler: Sampler | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.info = info
         self._runner = runner
+        self._ranks = ranks
         self._sampler: Sampler = sampler or TorchSampler()
         self._timer = Timer(runner.device, clock)
         self._mover = make_mover(runner.arena, host, self._timer)
-        measured = measure_speeds(runner, host, self._mover, info.max_model_len, self._timer)
+        measured = measure_speeds(runner, host, self._mover, info.max_model_len, self._timer, ranks)
         self._speeds = SpeedMeter(measured, self._timer)
         self._limits = Limits(
             num_blocks=info.num_blocks,
@@ -107,6 +115,7 @@ class Executor:
         """
         starts_epoch = self._check_turn(batch)
         check_batch(batch, {} if starts_epoch else self._sequences, self._limits)
+        self._ranks.announce(batch)
         if starts_epoch:
             self._sequences.clear()
         self._epoch, self._last_step, self._failed = batch.epoch, batch.step, True

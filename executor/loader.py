@@ -19,6 +19,8 @@ from executor.memory_budget import blocks_in, parse_budget
 from executor.model_choice import DECODERS, KV_DTYPES, QUANTIZATIONS, load_model
 from executor.progress import Progress, tell_nobody
 from executor.settings import ExecutorSettings
+from executor.tensor_parallel import ALONE, Ranks
+from executor.tensor_parallel.samplers import rank_sampler
 from executor.torch_formats import ATTENTION_BACKENDS, DTYPES
 from executor.weights import open_checkpoint
 
@@ -26,9 +28,15 @@ _log = logging.getLogger(__name__)
 
 
 def load_executor(
-    settings: ExecutorSettings, clock: Callable[[], float] = time.perf_counter, on_progress: Progress = tell_nobody
+    settings: ExecutorSettings,
+    clock: Callable[[], float] = time.perf_counter,
+    on_progress: Progress = tell_nobody,
+    ranks: Ranks = ALONE,
 ) -> Executor:
     """Reads the model, takes the memory for its blocks, puts them together and measures how fast that is.
+
+    Args:
+        ranks: joined on `rank_device`, as many as the settings say; all of them must be told the same.
 
     Raises:
         SettingsError: a setting is malformed, or impossible here.
@@ -36,20 +44,21 @@ def load_executor(
         UnsupportedModel: the decoder can't run it.
     """
     _check_settings(settings)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    device = _device(settings.device)
+    assert ranks.size == settings.tensor_parallel_size
+    if settings.threads is not None or ranks.size > 1:
+        torch.set_num_threads(max(1, (settings.threads or torch.get_num_threads()) // ranks.size))
+    device = rank_device(settings, ranks.index)
     checkpoint = open_checkpoint(settings.model)
     family = family_of(checkpoint.config)
     model = family.describe(checkpoint.config)
     max_model_len = _max_model_len(settings.max_model_len, model)
 
-    loaded, dtype = load_model(settings, checkpoint, family, model, device, on_progress)
+    loaded, dtype = load_model(settings, checkpoint, family, model, device, on_progress, ranks)
     block_bytes = loaded.layout.bytes_per_block
-    budget = parse_budget(settings.kv_memory, lambda: free_memory(device))
-    num_blocks = blocks_in(budget, block_bytes, settings.kv_memory)
+    budget = parse_budget(settings.kv_memory, lambda: free_memory(device)) // _sharing(device, ranks)
+    num_blocks = ranks.smallest(blocks_in(budget, block_bytes, settings.kv_memory))
     arena = loaded.arena(num_blocks)
-    host = HostArena(arena, _num_host_blocks(settings.host_memory, block_bytes))
+    host = HostArena(arena, ranks.smallest(_num_host_blocks(settings.host_memory, block_bytes, ranks)))
 
     info = ExecutorInfo(
         model_name=settings.model_name or settings.model.name.removesuffix(".gguf"),
@@ -58,18 +67,19 @@ def load_executor(
         block_size=settings.block_size,
         num_blocks=num_blocks,
         num_host_blocks=host.num_blocks,
-        bytes_per_block=block_bytes,
-        device=str(device),
+        bytes_per_block=block_bytes * ranks.size,
+        device=device.type,
         dtype=dtype,
         attention_backend=loaded.kernels,
         eos_token_ids=model.eos_token_ids,
         incarnation=uuid.uuid4().hex,
+        tensor_parallel_size=ranks.size,
     )
-    return Executor(loaded.runner(arena), host, info, clock, loaded.sampler())
+    return Executor(loaded.runner(arena), host, info, clock, rank_sampler(loaded.sampler(), ranks), ranks)
 
 
 def _check_settings(settings: ExecutorSettings) -> None:
-    for name in ("block_size", "max_model_len", "threads"):
+    for name in ("block_size", "max_model_len", "threads", "tensor_parallel_size"):
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise SettingsError(f"{name} must be at least 1, not {value}")
@@ -88,12 +98,20 @@ def _check_settings(settings: ExecutorSettings) -> None:
     _host_budget(settings.host_memory, lambda: 0)
 
 
-def _device(name: str) -> torch.device:
+def rank_device(settings: ExecutorSettings, rank: int) -> torch.device:
+    """Where a rank computes: each on a GPU of its own, or all on the CPU.
+
+    Raises:
+        SettingsError: there are no such GPUs.
+    """
+    name, size = settings.device, settings.tensor_parallel_size
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("device cuda: there is no usable GPU")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if size > torch.cuda.device_count():
+        raise SettingsError(f"tensor_parallel_size {size} needs {size} GPUs, there are {torch.cuda.device_count()}")
+    return torch.device("cuda", rank) if size > 1 else torch.device("cuda")
 
 
 def _max_model_len(wanted: int | None, model: DecoderDescription) -> int:
@@ -106,9 +124,15 @@ def _host_budget(text: str, free_bytes: Callable[[], int]) -> int:
     return parse_budget(text, free_bytes, name="host_memory", may_be_nothing=True)
 
 
-def _num_host_blocks(text: str, bytes_per_block: int) -> int:
-    budget = _host_budget(text, lambda: free_memory(torch.device("cpu")))
+def _num_host_blocks(text: str, bytes_per_block: int, ranks: Ranks) -> int:
+    cpu = torch.device("cpu")
+    budget = _host_budget(text, lambda: free_memory(cpu)) // _sharing(cpu, ranks)
     return blocks_in(budget, bytes_per_block, text, name="host_memory") if budget else 0
+
+
+def _sharing(device: torch.device, ranks: Ranks) -> int:
+    """How many ranks share a device's memory: GPUs have their own."""
+    return ranks.size if device.type == "cpu" else 1
 
 
 def _fitting(max_model_len: int, num_slots: int) -> int:

@@ -17,9 +17,10 @@ from executor.native.model import NativeFormat, NativeModel
 from executor.native.structures import KvKind
 from executor.progress import Progress
 from executor.settings import ExecutorSettings
+from executor.tensor_parallel import ALONE, Ranks
 from executor.torch_formats import DTYPES, capability_of, choose_backend, choose_dtype, choose_kv_dtype
 from executor.torch_model import TorchModel
-from executor.weights import Checkpoint, Parameters
+from executor.weights import Checkpoint, Parameters, Shard, shard
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +39,9 @@ def load_model(
     model: DecoderDescription,
     device: torch.device,
     on_progress: Progress,
+    ranks: Ranks = ALONE,
 ) -> tuple[LoadedModel, str]:
-    """Reads the weights.
+    """Reads the weights of this rank's part.
 
     Returns:
         The model, and its dtype by name.
@@ -49,9 +51,10 @@ def load_model(
         CheckpointError: the weights are incomplete.
     """
     library = _library(settings, device)
-    parameters = Parameters(checkpoint.weights, family, family.weight_map(model), on_progress)
+    part = shard(model, ranks.index, ranks.size)
+    parameters = Parameters(checkpoint.weights, family, family.weight_map(model), part, on_progress)
     if library is None:
-        return _torch_model(settings, parameters, model, device)
+        return _torch_model(settings, parameters, part, device, ranks)
     dtype = _native_dtype(settings.dtype, model)
     form = NativeFormat(
         weights=QUANTIZATIONS[settings.quantize] or _WEIGHT_KINDS[dtype],
@@ -91,6 +94,8 @@ def _obstacle(settings: ExecutorSettings, device: torch.device) -> str | None:
     """Why the native decoder isn't even looked for."""
     if device.type != "cpu":
         return f"it computes on a CPU, not on {device.type}"
+    if settings.tensor_parallel_size > 1:
+        return f"it computes in one process, and tensor_parallel_size is {settings.tensor_parallel_size}"
     if settings.decoder == "torch":
         return "decoder is torch"
     if settings.attention_backend not in ("auto", "cpu"):
@@ -110,21 +115,22 @@ def _native_dtype(name: str, model: DecoderDescription) -> str:
 
 
 def _torch_model(
-    settings: ExecutorSettings, parameters: Parameters, model: DecoderDescription, device: torch.device
+    settings: ExecutorSettings, parameters: Parameters, part: Shard, device: torch.device, ranks: Ranks
 ) -> tuple[LoadedModel, str]:
     if settings.quantize != "none":
         raise SettingsError(f"quantize {settings.quantize} needs the native decoder on a CPU")
     capability = capability_of(device)
-    dtype = choose_dtype(settings, model, device, capability)
+    dtype = choose_dtype(settings, part.model, device, capability)
     backend = choose_backend(settings, device, capability)
     kv_dtype = choose_kv_dtype(settings, DTYPES[dtype], backend, capability)
     torch_model = TorchModel(
-        model,
+        part,
         parameters,
         BACKENDS[backend](),
         block_size=settings.block_size,
         dtype=DTYPES[dtype],
         kv_dtype=kv_dtype,
         device=device,
+        ranks=ranks,
     )
     return torch_model, dtype

@@ -7,25 +7,27 @@ import torch
 from executor.arena import BlockArena
 from executor.attention import AnyBackend
 from executor.decoder import Decoder
-from executor.description import DecoderDescription
 from executor.loaded_model import LoadedModel
 from executor.model_runner import ModelRunner
 from executor.samplers import Sampler, TorchSampler
+from executor.tensor_parallel import Ranks
 from executor.torch_runner import TorchRunner
-from executor.weights import Parameters
+from executor.weights import Parameters, Shard
 
 
 class TorchModel(LoadedModel):
     """The decoder in torch with an attention backend.
 
     Args:
+        shard: the part of the model that is computed here.
         dtype: of weights and activations.
         kv_dtype: how keys and values are stored.
+        ranks: that compute the other parts.
     """
 
     def __init__(
         self,
-        model: DecoderDescription,
+        shard: Shard,
         parameters: Parameters,
         attention: AnyBackend,
         *,
@@ -33,13 +35,14 @@ class TorchModel(LoadedModel):
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks,
     ) -> None:
-        self.layout = attention.block_layout(model, block_size, kv_dtype)
+        self.layout = attention.block_layout(shard.model, block_size, kv_dtype)
         self.block_size = block_size
         self.kernels = attention.name
         self._attention = attention
         self._device = device
-        self._decoder = Decoder(model)
+        self._decoder = Decoder(shard, ranks)
         self._decoder.load(parameters.read_all(dtype=dtype, device=device))
 
     def arena(self, num_blocks: int) -> BlockArena:

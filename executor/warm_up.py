@@ -13,6 +13,7 @@ from executor.model_runner import ModelRunner, Row
 from executor.sequences import SequenceState
 from executor.speeds import per_second
 from executor.step import SamplingParams, Speeds
+from executor.tensor_parallel import Ranks
 from executor.timer import Span, Timer
 
 # Prefill is measured, after a first run, with the first of these chunks that takes so long (seconds). That is less than
@@ -26,18 +27,21 @@ _COPIED_BYTES = 16 << 20
 
 
 @torch.inference_mode()
-def measure_speeds(runner: ModelRunner, host: HostArena, mover: BlockMover, max_tokens: int, timer: Timer) -> Speeds:
+def measure_speeds(
+    runner: ModelRunner, host: HostArena, mover: BlockMover, max_tokens: int, timer: Timer, ranks: Ranks
+) -> Speeds:
     """Computes some tokens and copies some blocks, in memory that holds nothing yet; leaves those blocks zero.
 
     Args:
         max_tokens: longest sequence.
+        ranks: that measure at the same time.
     """
     arena = runner.arena
     count = min(_COPIED_BLOCKS, max(1, _COPIED_BYTES // arena.bytes_per_block))
     swapped = min(count, host.num_blocks, arena.num_blocks)
     copied = min(count, arena.num_blocks // 2)
 
-    prefill, longest = _prefill_speed(runner, min(max_tokens, arena.num_blocks * arena.block_size), timer)
+    prefill, longest = _prefill_speed(runner, min(max_tokens, arena.num_blocks * arena.block_size), timer, ranks)
     used = max(-(-longest // arena.block_size), swapped, 2 * copied)
     # Blocks that were never written would be read faster than others: the system gives them no memory of their own.
     arena.blocks[:used].zero_()
@@ -53,11 +57,12 @@ def measure_speeds(runner: ModelRunner, host: HostArena, mover: BlockMover, max_
     return speeds
 
 
-def _prefill_speed(runner: ModelRunner, max_tokens: int, timer: Timer) -> tuple[float, int]:
+def _prefill_speed(runner: ModelRunner, max_tokens: int, timer: Timer, ranks: Ranks) -> tuple[float, int]:
     """Tokens a second, and how many tokens the longest chunk had."""
     _prefill(runner, min(_FIRST_RUN, max_tokens), timer)
     for size in (min(chunk, max_tokens) for chunk in _CHUNKS):
-        seconds = _prefill(runner, size, timer)
+        # All ranks must go on, or stop, alike.
+        seconds = ranks.first_number(_prefill(runner, size, timer))
         if seconds >= _LONG_ENOUGH or size == max_tokens:
             break
     return per_second(size, seconds), size

@@ -20,8 +20,12 @@ class WeightSource(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU; quantised ones as float32."""
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        """The tensor on the CPU; quantised ones as float32.
+
+        Args:
+            part: what is wanted along each of the first dimensions; the rest is not read as far as that can be.
+        """
         ...
 
     def read_quantised(self, name: str) -> QuantisedMatrix | None:

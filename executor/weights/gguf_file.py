@@ -109,10 +109,14 @@ class GgufWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
 
-    def read(self, name: str) -> torch.Tensor:
-        values = torch.from_numpy(_dequantised(self._tensors[name])).reshape(self.shape(name))
-        order = self._row_order(name)
-        return values if order is None else values[torch.from_numpy(order)]
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        tensor, order = self._tensors[name], self._row_order(name)
+        rows = part[0] if part else slice(None)
+        # Only the wanted rows are dequantised.
+        data = tensor.data[rows if order is None else order[rows]]
+        values = torch.from_numpy(_dequantised(data, tensor.tensor_type))
+        wanted = (slice(None), *part[1:])
+        return values.reshape(len(data), *self.shape(name)[1:])[wanted]
 
     def read_quantised(self, name: str) -> QuantisedMatrix | None:
         tensor = self._tensors[name]
@@ -128,12 +132,12 @@ class GgufWeights:
         return None
 
 
-def _dequantised(tensor: gguf.ReaderTensor) -> npt.NDArray[np.float32]:
+def _dequantised(data: npt.NDArray[Any], kind: gguf.GGMLQuantizationType) -> npt.NDArray[np.float32]:
     try:
         # Unquantised tensors come as views of the read-only file.
-        return np.require(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32, "W")
+        return np.require(gguf.dequantize(data, kind), np.float32, "W")
     except NotImplementedError as error:
-        raise UnsupportedModel(f"GGUF quantisation {tensor.tensor_type.name} is not supported") from error
+        raise UnsupportedModel(f"GGUF quantisation {kind.name} is not supported") from error
 
 
 def _halves_together(rows: int, heads: int) -> npt.NDArray[np.int64]:
@@ -193,7 +197,8 @@ def _config(reader: gguf.GGUFReader) -> dict[str, Any]:
 
 def _rope_scaling(metadata: _Metadata, tensors: dict[str, gguf.ReaderTensor]) -> dict[str, Any]:
     if _ROPE_FACTORS in tensors:
-        return {"rope_type": "frequency_factors", "factors": _dequantised(tensors[_ROPE_FACTORS]).tolist()}
+        factors = tensors[_ROPE_FACTORS]
+        return {"rope_type": "frequency_factors", "factors": _dequantised(factors.data, factors.tensor_type).tolist()}
     kind = metadata.get("llama.rope.scaling.type")
     if kind in (None, "none"):
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from executor.families import Family, StoredWeight, WeightMap
 from executor.progress import Progress, tell_nobody
 from executor.weights.checkpoint import WeightSource
 from executor.weights.quantised import QuantisedMatrix
+from executor.weights.shard import Shard
 
 _MAX_NAMES_SHOWN = 5
 
@@ -23,15 +24,24 @@ class Parameters:
 
     Names and shapes of all weights are checked before any is read.
 
+    Args:
+        shard: whose part of each is read.
+
     Raises:
         CheckpointError: names the weights that are missing, unexpected, or of a wrong shape.
     """
 
     def __init__(
-        self, source: WeightSource, family: Family, weight_map: WeightMap, on_progress: Progress = tell_nobody
+        self,
+        source: WeightSource,
+        family: Family,
+        weight_map: WeightMap,
+        shard: Shard,
+        on_progress: Progress = tell_nobody,
     ) -> None:
         self._source = source
         self._weight_map = weight_map
+        self._shard = shard
         self._on_progress = on_progress
         self._stored_names = _match(source.names(), family, weight_map)
         for weights in weight_map.values():
@@ -47,14 +57,27 @@ class Parameters:
     def read(self, parameter: str, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Reads, transposes, fuses and converts one of them."""
         weights = self._weight_map[parameter]
-        shapes = [weight.shape[::-1] if weight.transposed else weight.shape for weight in weights]
-        result = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
+        part = self._shard.part(parameter)
+        pieces = list(_pieces([_shape(weight)[0] for weight in weights], part.rows))
+        others = _shape(weights[0])[1:] if part.columns is None else (len(part.columns),)
+        shape = (sum(rows.stop - rows.start for _, rows in pieces), *others)
+        if part.is_zero:
+            return torch.zeros(shape, dtype=dtype, device=device)
+        result = torch.empty(shape, dtype=dtype, device=device)
         first = 0
-        for weight, shape in zip(weights, shapes, strict=True):
-            values = self._source.read(self._stored_names[weight.name])
-            result[first : first + shape[0]].copy_(values.t() if weight.transposed else values)
-            first += shape[0]
+        for index, rows in pieces:
+            values = self._read_piece(weights[index], rows, part.columns)
+            result[first : first + len(values)].copy_(values)
+            first += len(values)
         return result
+
+    def _read_piece(self, weight: StoredWeight, rows: slice, columns: range | None) -> torch.Tensor:
+        """Some rows, and columns, of what is stored, as [out, in]."""
+        name = self._stored_names[weight.name]
+        others = slice(None) if columns is None else slice(columns.start, columns.stop)
+        if weight.transposed:
+            return self._source.read(name, (others, rows)).t()
+        return self._source.read(name, (rows, others) if len(weight.shape) == 2 else (rows,))
 
     def read_parts(self, parameter: str) -> list[QuantisedMatrix | npt.NDArray[np.float32]]:
         """The matrices that one of them is made of, one below the other: as quantised as they are stored, or floats."""
@@ -73,6 +96,22 @@ class Parameters:
         """All of them by name."""
         # One after another: threads only wait for one another, as dequantising works on few rows at a time in Python.
         return {parameter: self.read(parameter, dtype=dtype, device=device) for parameter in self}
+
+
+def _shape(weight: StoredWeight) -> tuple[int, ...]:
+    """As [out, in]."""
+    return weight.shape[::-1] if weight.transposed else weight.shape
+
+
+def _pieces(heights: Sequence[int], wanted: Sequence[range] | None) -> Iterator[tuple[int, slice]]:
+    """Of matrices of so many rows, one below the other, which rows of which are wanted; None: all."""
+    for rows in [range(sum(heights))] if wanted is None else wanted:
+        first = 0
+        for index, height in enumerate(heights):
+            start, stop = max(rows.start - first, 0), min(rows.stop - first, height)
+            if start < stop:
+                yield index, slice(start, stop)
+            first += height
 
 
 def _match(found: set[str], family: Family, weight_map: WeightMap) -> dict[str, str]:

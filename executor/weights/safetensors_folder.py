@@ -40,8 +40,9 @@ class SafetensorsFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file_of[name].get_slice(name).get_shape())
 
-    def read(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        file = self._file_of[name]
+        tensor: torch.Tensor = file.get_slice(name)[part] if part else file.get_tensor(name)
         return tensor
 
     def read_quantised(self, name: str) -> QuantisedMatrix | None:

@@ -187,3 +187,16 @@ def test_a_truncated_file_is_refused(llama, load, tmp_path):
         path.write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match="can't read"):
             load(path)
+
+
+@pytest.mark.parametrize("kind", [None, "Q4_1", "F16"])
+def test_a_part_is_read_as_it_is_cut_from_the_whole(llama_of, tmp_path, kind):
+    quantise = kind and gguf.GGMLQuantizationType[kind]
+    model = llama_of(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96)
+    weights = open_checkpoint(_write(tmp_path / "tiny.gguf", model, quantise=quantise)).weights
+    for name in weights.names():
+        whole = weights.read(name)
+        rows, columns = slice(16, 32), slice(3, 40)
+        torch.testing.assert_close(weights.read(name, (rows,)), whole[rows], atol=0, rtol=0)
+        if whole.dim() == 2:
+            torch.testing.assert_close(weights.read(name, (rows, columns)), whole[rows, columns], atol=0, rtol=0)

@@ -1,0 +1,54 @@
+"""One rank samples, the others take its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from executor.sampler import Sampled
+from executor.samplers import Sampler
+from executor.sequences import SequenceState
+from executor.tensor_parallel.ranks import Ranks
+
+
+def rank_sampler(sampler: Sampler, ranks: Ranks) -> Sampler:
+    """What a rank has in the place of the sampler that one alone would have."""
+    if ranks.size == 1:
+        return sampler
+    return LeadingSampler(sampler, ranks) if ranks.is_first else FollowingSampler(ranks)
+
+
+class LeadingSampler:
+    """The first rank's: the others are told what it samples."""
+
+    def __init__(self, sampler: Sampler, ranks: Ranks) -> None:
+        self._sampler = sampler
+        self._ranks = ranks
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+        sampled = self._sampler.sample(logits, rows, sequences)
+        self._ranks.first_tokens(torch.tensor(sampled.token_ids, device=logits.device))
+        return sampled
+
+    def candidates(
+        self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
+    ) -> list[tuple[list[int], list[float]]]:
+        return self._sampler.candidates(logits, rows, sequences)
+
+
+class FollowingSampler:
+    """Another rank's: its logits mean nothing, and nobody asks it for anything but the next input."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+        tokens = self._ranks.first_tokens(torch.empty(len(rows), dtype=torch.int64, device=logits.device))
+        return Sampled(tokens.tolist(), [], [])
+
+    def candidates(
+        self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
+    ) -> list[tuple[list[int], list[float]]]:
+        # Which of them are chosen comes with a later step.
+        return [([], []) for _ in rows]

@@ -9,8 +9,8 @@ from benchmarks.candidate_model import SHORT_ANSWERS, BeamProfile, CandidateMode
 from benchmarks.instant_executor import VOCAB_SIZE, InstantExecutor
 from benchmarks.workloads import MAX_MODEL_LEN, RequestLengths, random_prompt
 from kvmanager.capacity import Capacity
+from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
-from kvmanager.scheduler import Limits
 from kvmanager.spec import BeamParams, RequestSpec
 
 _EXECUTOR = "instant"

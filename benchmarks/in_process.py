@@ -25,8 +25,8 @@ from benchmarks.request_sets import RequestSet, TokenRequest
 from executor import step as executor_step
 from executor.executor import Executor
 from kvmanager.capacity import Capacity
+from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
-from kvmanager.scheduler import Limits
 from kvmanager.spec import RequestSpec
 from kvmanager.step import Outputs, Speeds, StepBatch, StepResult
 from services.config import ExecutorConfig, KVManagerConfig, ServiceConfig

@@ -20,8 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from kvmanager.capacity import Capacity
+from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
-from kvmanager.scheduler import Limits
 from kvmanager.spec import RequestSpec
 from octavo.v1 import common_pb2, executor_pb2
 from services.kvmanager.codec import decode_result, encode_batch

@@ -30,6 +30,7 @@ class ExecutorInfo:
         num_host_blocks: blocks beside those of the device; 0 where there are none.
         bytes_per_block: on all ranks together.
         device: its kind, which is that of all ranks.
+        max_batched_tokens, max_sequences: most tokens of a step, and rows in it, that there is memory for.
         incarnation: new for each executor that is made: memory described under another incarnation is gone.
         tensor_parallel_size: ranks that compute together.
     """
@@ -41,6 +42,8 @@ class ExecutorInfo:
     num_blocks: int
     num_host_blocks: int
     bytes_per_block: int
+    max_batched_tokens: int
+    max_sequences: int
     device: str
     dtype: str
     attention_backend: str

@@ -69,6 +69,8 @@ def load_executor(
         num_host_blocks=host.num_blocks,
         bytes_per_block=block_bytes * ranks.size,
         device=device.type,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_sequences=settings.max_sequences,
         dtype=dtype,
         attention_backend=loaded.kernels,
         eos_token_ids=model.eos_token_ids,
@@ -79,10 +81,16 @@ def load_executor(
 
 
 def _check_settings(settings: ExecutorSettings) -> None:
-    for name in ("block_size", "max_model_len", "threads", "tensor_parallel_size"):
+    counts = ("block_size", "max_batched_tokens", "max_sequences", "max_model_len", "threads", "tensor_parallel_size")
+    for name in counts:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise SettingsError(f"{name} must be at least 1, not {value}")
+    if settings.max_sequences > settings.max_batched_tokens:
+        raise SettingsError(
+            f"max_sequences is {settings.max_sequences}; it must be at most max_batched_tokens,"
+            f" {settings.max_batched_tokens}, or not every sequence could get its token in a step"
+        )
     for name, allowed in (
         ("dtype", ("auto", *DTYPES)),
         ("device", ("auto", "cpu", "cuda")),

@@ -19,6 +19,7 @@ class ExecutorSettings:
         block_size: tokens a block.
         kv_memory: for keys and values: a size ("512MiB") or a share of what is free once the model is loaded ("40%").
         host_memory: for blocks beside those of the device, in the same form, the share of the host's memory; "0": none.
+        max_batched_tokens, max_sequences: most tokens of a step and rows in it that there is to be memory for.
         max_model_len: longest sequence; the model's own limit where None.
         threads: of one operation on the CPU; torch's choice where None.
         decoder: auto, native or torch. auto is native on a CPU, where the kernels were built.
@@ -39,6 +40,8 @@ class ExecutorSettings:
     dtype: str = "auto"
     device: str = "auto"
     block_size: int = 16
+    max_batched_tokens: int = 512
+    max_sequences: int = 256
     max_model_len: int | None = None
     threads: int | None = None
     decoder: str = "auto"

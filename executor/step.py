@@ -94,8 +94,9 @@ class StepBatch:
         forks: parent sequence id -> ids of children, which copy the parent (table included) when it samples in this
             step; child i (from 0) gets sample index i + 1 and a token of its own.
 
-    In each layer all rows write their keys and values before any row attends, so a row may read a block that another
-    row fills in the same step.
+    A row may read a block that an earlier row of the same step fills, never one that a later row fills: in each layer
+    all rows write their keys and values before any row attends, but where memory is short the rows are computed in
+    parts, one after another in their order.
     """
 
     epoch: int

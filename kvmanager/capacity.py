@@ -10,19 +10,22 @@ from kvmanager.spec import RequestSpec
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """An executor's memory.
+    """What an executor has memory for.
 
     Attributes:
         num_blocks: blocks in its device pool.
         block_size: tokens in a block.
         max_model_len: tokens of the longest sequence the model takes.
         num_host_blocks: blocks in its host pool.
+        max_batched_tokens, max_sequences: most tokens of a step and rows in it; 0: it states no limit.
     """
 
     num_blocks: int
     block_size: int
     max_model_len: int
     num_host_blocks: int = 0
+    max_batched_tokens: int = 0
+    max_sequences: int = 0
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

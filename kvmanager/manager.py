@@ -26,13 +26,14 @@ from kvmanager.errors import (
 )
 from kvmanager.events import Event, EventKind, EventSink
 from kvmanager.kv_events import AllBlocksCleared, KVEventLog
+from kvmanager.limits import Limits
 from kvmanager.memory import Memory
 from kvmanager.pins import LostPin, Pin, Pins
 from kvmanager.policies import make_policy
 from kvmanager.replica import Replica
 from kvmanager.request import Request, Sequence
 from kvmanager.router import Router
-from kvmanager.scheduler import Limits, Scheduler
+from kvmanager.scheduler import Scheduler
 from kvmanager.sequences import SequenceFactory
 from kvmanager.spec import RequestSpec
 from kvmanager.step import Outputs, Speeds, StepBatch, StepResult
@@ -73,7 +74,7 @@ class KVManager:
         self.pins = Pins()
         self.quotas = quotas or {}
         self.evicted_before = 0
-        self._limits = limits
+        self.limits = limits
         self._policy = make_policy(policy, self.quotas)
         self._preemption = preemption
         self._prefix_caching = prefix_caching
@@ -108,7 +109,8 @@ class KVManager:
         costs = CostModel(self._preemption, capacity.block_size)
         costs.speeds = speeds or Speeds()
         memory = Memory(name, capacity, costs, self.quotas, self.kv_events, self._prefix_caching, self._identify)
-        scheduler = Scheduler(memory, self._limits, self._policy, self._sequences, self.counters, self._emit)
+        limits = self.limits.within(capacity)
+        scheduler = Scheduler(memory, limits, self._policy, self._sequences, self.counters, self._emit)
         self.replicas[name] = Replica(
             name, memory, scheduler, self._sequences, self.counters, self._emit, self._prefix_computed
         )
@@ -172,19 +174,16 @@ class KVManager:
             spec = replace(spec, max_tokens=1, n=1, best_of=0, beam=None)  # the token that comes with the prompt
         self._check(spec)
         num_waiting = self.num_waiting
-        if num_waiting >= self._limits.max_waiting_requests:
+        if num_waiting >= self.limits.max_waiting_requests:
             raise QueueFull(f"{num_waiting} requests are waiting, which is the limit")
         self._accept(spec, now)
 
     def _check(self, spec: RequestSpec) -> None:
         if spec.handle in self._requests:
             raise InvalidRequest("request_id", "a request with this handle is running")
-        most = self._limits.max_sequences
         if spec.n < 1:
             raise InvalidRequest("sampling.n", f"n is {spec.n}; it must be at least 1")
-        if spec.num_sequences > most:
-            field = "beam_width" if spec.beam else "best_of" if spec.best_of > spec.n else "n"
-            raise InvalidRequest(f"sampling.{field}", f"{field} is {spec.num_sequences}; it must be from 1 to {most}")
+        _check_num_sequences(spec, self.limits.max_sequences)
         if spec.beam is not None and not spec.n <= spec.beam.width:
             raise InvalidRequest("sampling.n", f"n is {spec.n}; there are {spec.beam.width} beams")
         if sum(num_tokens for num_tokens, _ in spec.spans) > len(spec.prompt_token_ids):
@@ -249,6 +248,7 @@ class KVManager:
         refusal: InvalidRequest | None = None
         for replica in self._open_replicas():
             try:
+                _check_num_sequences(request.spec, replica.scheduler.limits.max_sequences)
                 rooms[replica] = replica.memory.room_for(request)
             except InvalidRequest as error:
                 refusal = error
@@ -393,7 +393,7 @@ class KVManager:
             if other is replica or head is None or not head.waiting_reason or head.spec.pin is not None:
                 continue
             room = replica.memory.pool.num_available > replica.memory.capacity.worst_case(head.spec, head.max_length)
-            if room and scheduler.num_rows + head.spec.num_sequences <= self._limits.max_sequences:
+            if room and scheduler.num_rows + head.spec.num_sequences <= scheduler.limits.max_sequences:
                 if head.max_length <= self._rooms(head).get(replica, 0) and other.scheduler.hand_over(head):
                     self._router.left(head)
                     self._enqueue(head, replica)
@@ -484,3 +484,9 @@ class KVManager:
                 promised = sum(pin.charges[account.owner] for pin in self.pins if pin.replica is replica)
                 assert account.num_pinned == promised, "a pin's promise is wrong"
         assert placed == Counter(list(self._requests)), "a request is nowhere, or twice"
+
+
+def _check_num_sequences(spec: RequestSpec, most: int) -> None:
+    if spec.num_sequences > most:
+        field = "beam_width" if spec.beam else "best_of" if spec.best_of > spec.n else "n"
+        raise InvalidRequest(f"sampling.{field}", f"{field} is {spec.num_sequences}; it must be from 1 to {most}")

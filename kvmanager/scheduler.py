@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 
 from kvmanager.block import Block
 from kvmanager.counters import Counters
 from kvmanager.decode_set import DecodeSet
 from kvmanager.events import Event, EventKind, EventSink
+from kvmanager.limits import Limits
 from kvmanager.memory import Admission, Memory
 from kvmanager.policies import Policy
 from kvmanager.request import Request, RequestState, Sequence
@@ -20,28 +20,6 @@ from kvmanager.waiting import WaitingQueue
 SUSPECT_LOSSES = 2
 """A request under which so many executors in a row were lost runs alone until it has a token: if it is what breaks
 them, it breaks no more answers than its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a step and the queue may hold.
-
-    Attributes:
-        max_batched_tokens: tokens computed in one step, decodes and prefill chunks together.
-        max_sequences: sequences running at once on one executor.
-        max_waiting_requests: requests in the queue, those of all executors together.
-    """
-
-    max_batched_tokens: int
-    max_sequences: int
-    max_waiting_requests: int
-
-    def __post_init__(self) -> None:
-        if self.max_batched_tokens < self.max_sequences:
-            raise ValueError(
-                f"max_batched_tokens is {self.max_batched_tokens}; it must reach max_sequences, {self.max_sequences}, "
-                "or not every running sequence could get its token in a step"
-            )
 
 
 class Scheduler:

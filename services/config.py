@@ -62,6 +62,19 @@ def setting(
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
+def _max_batched_tokens() -> Any:
+    return setting(
+        512,
+        "Token budget of one step, decodes and prefill together. The KV manager's and the executor's, which keeps"
+        " memory for it on a GPU; the smaller one counts.",
+        minimum=1,
+    )
+
+
+def _max_sequences() -> Any:
+    return setting(256, "Most sequences that run at once; of the KV manager and the executor likewise.", minimum=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServiceConfig:
     """What every process has."""
@@ -149,8 +162,8 @@ class KVManagerConfig(ServiceConfig):
         "What tenants and shared namespaces may have of each executor's blocks, and their weights, such as"
         " 'acme:reserved=100,max=500,weight=2;shared:docs:max=50'.",
     )
-    max_batched_tokens: int = setting(512, "Token budget of one step, decodes and prefill together.", minimum=1)
-    max_sequences: int = setting(256, "Most sequences that run at once.", minimum=1)
+    max_batched_tokens: int = _max_batched_tokens()
+    max_sequences: int = _max_sequences()
     max_waiting_requests: int = setting(1024, "Most requests that wait; more are refused.", minimum=0)
     prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt prefixes.")
     state: str = setting("embedded", "Where shared state lives: embedded (in this process) or a redis:// URL.")
@@ -200,6 +213,8 @@ class ExecutorConfig(ServiceConfig):
         "256MiB",
         "Host memory that key/value blocks move to and back: an amount, a share of what is free, or 0 for none.",
     )
+    max_batched_tokens: int = _max_batched_tokens()
+    max_sequences: int = _max_sequences()
     max_model_len: int | None = setting(
         None, "Most tokens of a prompt and its answer together; the model's own limit when absent.", minimum=1
     )

@@ -147,13 +147,18 @@ class Oracle:
 
     Args:
         rng: decides in which order the rows of a step write; it must not matter.
+        split: so many of the steps have one row after the other write and read, as on an executor that is short of
+            memory, instead of all write before any reads. That must not matter either.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, rng: random.Random, num_host_blocks: int = 0, split: float = 0.25
+    ) -> None:
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self.rng = rng
+        self.split = split
         self.lose()
 
     # Failures
@@ -195,8 +200,13 @@ class Oracle:
         self._edit_tables(batch)
         self._move_blocks(batch)
         rows = self._rows(batch)
-        for sequence, num_tokens in self.rng.sample(rows, len(rows)):
-            self._write(sequence, num_tokens)
+        if self.rng.random() < self.split:
+            for row in rows:
+                self._write(*row)
+                self._read(row[0])
+        else:
+            for row in self.rng.sample(rows, len(rows)):
+                self._write(*row)
         for sequence, _ in rows:
             self._read(sequence)
         return self._sample(batch, [sequence for sequence, _ in rows])

@@ -61,12 +61,21 @@ def test_a_sequence_in_chunks_is_the_expected_one(oracle: Oracle) -> None:
     assert output == expected_output(PROMPT, "seed", 0, 6, frozenset())
 
 
-def test_a_row_reads_what_another_one_writes_in_the_same_step(oracle: Oracle) -> None:
+@pytest.mark.parametrize("split", [0.0, 1.0])
+def test_a_row_reads_what_an_earlier_one_writes_in_the_same_step(split: float) -> None:
+    oracle = Oracle(8, BLOCK_SIZE, random.Random(1), split=split)
     follower = [*PROMPT[:4], 8]
     started = [new(2, follower, [0, 2], num_computed=4), new(1, PROMPT, [0, 1])]
-    result = run(oracle, {2: 1, 1: 6}, new_sequences=started)
-    assert result.sequence_ids == [2, 1]
-    assert result.token_ids == [next_token(follower, "seed", 0), next_token(PROMPT, "seed", 0)]
+    result = run(oracle, {1: 6, 2: 1}, new_sequences=started)
+    assert result.sequence_ids == [1, 2]
+    assert result.token_ids == [next_token(PROMPT, "seed", 0), next_token(follower, "seed", 0)]
+
+
+def test_a_row_that_reads_what_a_later_one_writes_is_seen() -> None:
+    oracle = Oracle(8, BLOCK_SIZE, random.Random(1), split=1.0)
+    started = [new(2, [*PROMPT[:4], 8], [0, 2], num_computed=4), new(1, PROMPT, [0, 1])]
+    with pytest.raises(AssertionError, match="never written"):
+        run(oracle, {2: 1, 1: 6}, new_sequences=started)
 
 
 def test_forked_children_sample_for_themselves(oracle: Oracle) -> None:

@@ -63,6 +63,7 @@ class ExecutorServiceServicer:
         takes the one sampled for it in the batch before.
 
         FAILED_PRECONDITION: an older epoch, or a gap in steps. A higher epoch drops every sequence; its first step is 1.
+        RESOURCE_EXHAUSTED: there is no memory to compute the step, not even token by token; a higher epoch goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

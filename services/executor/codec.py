@@ -145,6 +145,8 @@ def encode_description(info: ExecutorInfo, epoch: int, speeds: Speeds) -> execut
         dtype=info.dtype,
         attention_backend=info.attention_backend,
         num_host_blocks=info.num_host_blocks,
+        max_batched_tokens=info.max_batched_tokens,
+        max_sequences=info.max_sequences,
         speeds=_encode_speeds(speeds),
     )
 

@@ -166,6 +166,8 @@ def load(config: ExecutorConfig) -> Executor:
         block_size=config.block_size,
         kv_memory=config.kv_memory,
         host_memory=config.host_memory,
+        max_batched_tokens=config.max_batched_tokens,
+        max_sequences=config.max_sequences,
         max_model_len=config.max_model_len,
         threads=config.threads,
         decoder=config.decoder,

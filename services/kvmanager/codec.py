@@ -93,7 +93,14 @@ def _decode_beam_search(message: kvmanager_pb2.BeamSearch) -> BeamParams:
 
 def decode_capacity(message: executor_pb2.DescribeResponse) -> Capacity:
     model = message.model
-    return Capacity(model.num_blocks, model.block_size, model.max_model_len, message.num_host_blocks)
+    return Capacity(
+        model.num_blocks,
+        model.block_size,
+        model.max_model_len,
+        message.num_host_blocks,
+        message.max_batched_tokens,
+        message.max_sequences,
+    )
 
 
 def decode_speeds(message: executor_pb2.Speeds) -> Speeds:

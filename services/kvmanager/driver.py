@@ -129,9 +129,17 @@ class Driver:
         _keep_from_collector()
         self._update_backend()
         self._settle(outputs)
+        self._log_attached(address, description, epoch)
+
+    def _log_attached(self, address: str, description: executor_pb2.DescribeResponse, epoch: int) -> None:
         model = description.model
         extra = {"address": address, "model": model.name, "blocks": model.num_blocks, "epoch": epoch}
         log.info("executor attached", extra={**extra, "host_blocks": description.num_host_blocks})
+        asked, limits = self.manager.limits, self.manager.replicas[address].scheduler.limits
+        for name in ("max_batched_tokens", "max_sequences"):
+            if getattr(limits, name) < getattr(asked, name):
+                least = {"address": address, "executor": getattr(limits, name), "kvmanager": getattr(asked, name)}
+                log.warning("%s is that of the executor, which has no memory for more", name, extra=least)
 
     def detach(self, address: str) -> None:
         """An executor is gone; its requests go on elsewhere, or wait."""

@@ -11,8 +11,8 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from kvmanager.cost_model import Preemption
+from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
-from kvmanager.scheduler import Limits
 from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.config import ConfigError, KVManagerConfig, check_address
 from services.kvmanager.discovery import Discovery

@@ -194,6 +194,8 @@ def test_a_description():
         num_blocks=40,
         num_host_blocks=10,
         bytes_per_block=6144,
+        max_batched_tokens=512,
+        max_sequences=64,
         device="cpu",
         dtype="float32",
         attention_backend="reference",
@@ -202,4 +204,5 @@ def test_a_description():
     )
     message = encode_description(info, epoch=5, speeds=Speeds(prefill_tokens_per_s=99.0))
     assert (message.num_host_blocks, message.model.num_blocks, message.epoch) == (10, 40, 5)
+    assert (message.max_batched_tokens, message.max_sequences) == (512, 64)
     assert message.speeds == executor_pb2.Speeds(prefill_tokens_per_s=99.0)

@@ -12,11 +12,11 @@ from executor.executor import Executor
 from kvmanager.capacity import Capacity
 from kvmanager.cost_model import Preemption
 from kvmanager.events import Event, EventKind
+from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
 from kvmanager.memory import Memory
 from kvmanager.replica import Replica
 from kvmanager.request import FinishReason, Sequence
-from kvmanager.scheduler import Limits
 from kvmanager.spec import BeamParams, EarlyStopping
 from kvmanager.step import Outputs, Speeds, StepBatch, Usage
 from octavo.v1 import common_pb2, executor_pb2, kvmanager_pb2

@@ -12,10 +12,10 @@ from kvmanager.content import Identify, block_identity
 from kvmanager.cost_model import Preemption
 from kvmanager.counters import Counters
 from kvmanager.events import Event, EventKind
+from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
 from kvmanager.replica import Replica
 from kvmanager.request import FinishReason, Request
-from kvmanager.scheduler import Limits
 from kvmanager.spec import PinOrder, RequestSpec, Scope
 from kvmanager.step import Outputs, Progress, Speeds, StepBatch, Usage
 from tests.oracle import VOCAB_SIZE, Oracle, RankedOutput, expected_beams, expected_best_of, expected_output

@@ -16,10 +16,10 @@ from kvmanager.accounts import Quota
 from kvmanager.capacity import Capacity
 from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, PinRefused, QueueFull
 from kvmanager.events import Event
+from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
 from kvmanager.replica import Replica
 from kvmanager.request import FinishReason
-from kvmanager.scheduler import Limits
 from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, Scope
 from kvmanager.step import Outputs, RequestEnd, StepBatch
 from kvmanager.views import BlockView, MemoryWatch, block_views

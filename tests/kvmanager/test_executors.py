@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvmanager.capacity import Capacity
 from kvmanager.errors import InvalidRequest
 from kvmanager.events import EventKind
+from kvmanager.limits import Limits
 from kvmanager.request import RequestState
 from kvmanager.spec import BeamParams, PinOrder
 from kvmanager.step import Speeds
@@ -98,6 +101,44 @@ def test_a_request_goes_where_it_fits():
     h.submit("large", h.prompt(60), max_tokens=4)
     assert home(h, "large") == SECOND
     h.run_and_check()
+
+
+def test_an_executor_that_states_limits_gets_no_larger_steps():
+    h = Harness()
+    h.attach(capacity=Capacity(64, 4, 200, max_batched_tokens=10, max_sequences=3))
+    for i in range(6):
+        h.submit(i, h.prompt(15), max_tokens=5)
+    batches = []
+    while not h.manager.idle:
+        batches.append(h.schedule())
+        h.result()
+    assert max(sum(batch.row_num_tokens) for batch in batches) == 10
+    assert max(len(batch.row_sequence_ids) for batch in batches) == 3
+    h.run_and_check()
+
+
+def test_where_limits_differ_the_smaller_one_counts():
+    limits = Limits(64, 16, 100)
+    for stated, expected in (((0, 0), (64, 16)), ((128, 32), (64, 16)), ((20, 0), (20, 16)), ((8, 0), (8, 8))):
+        capacity = Capacity(64, 4, 200, max_batched_tokens=stated[0], max_sequences=stated[1])
+        assert limits.within(capacity) == Limits(*expected, 100)
+
+
+def test_more_samples_than_an_executor_runs_at_once_go_to_another_or_are_refused():
+    h = Harness()
+    h.attach(capacity=replace(h.capacity, max_sequences=2))
+    with pytest.raises(InvalidRequest, match="n is 3; it must be from 1 to 2"):
+        h.submit("alone", h.prompt(8), n=3)
+    h.attach(SECOND)
+    h.submit("three", h.prompt(8), n=3)
+    assert home(h, "three") == SECOND
+    h.step()
+    h.detach(SECOND)
+    assert isinstance(h.errors["three"], InvalidRequest)
+    h.submit("two", h.prompt(8), n=2)
+    h.run()
+    h.check_answers()
+    assert "two" in h.usage
 
 
 def test_a_request_that_fits_nowhere_is_refused():

@@ -8,8 +8,8 @@ import pytest
 
 from kvmanager.errors import DeadlineExceeded, InvalidRequest, OutOfOrder, QueueFull
 from kvmanager.events import EventKind
+from kvmanager.limits import Limits
 from kvmanager.request import FinishReason
-from kvmanager.scheduler import Limits
 from kvmanager.step import StepResult
 from tests.kvmanager.harness import FIRST, Harness
 

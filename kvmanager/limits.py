@@ -1,0 +1,35 @@
+"""What a step and the queue may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvmanager.capacity import Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step and the queue may hold.
+
+    Attributes:
+        max_batched_tokens: tokens computed in one step, decodes and prefill chunks together.
+        max_sequences: sequences running at once on one executor.
+        max_waiting_requests: requests in the queue, those of all executors together.
+    """
+
+    max_batched_tokens: int
+    max_sequences: int
+    max_waiting_requests: int
+
+    def __post_init__(self) -> None:
+        if self.max_batched_tokens < self.max_sequences:
+            raise ValueError(
+                f"max_batched_tokens is {self.max_batched_tokens}; it must reach max_sequences, {self.max_sequences}, "
+                "or not every running sequence could get its token in a step"
+            )
+
+    def within(self, capacity: Capacity) -> Limits:
+        """The smaller of these and what an executor has memory for."""
+        tokens = min(self.max_batched_tokens, capacity.max_batched_tokens or self.max_batched_tokens)
+        sequences = min(self.max_sequences, capacity.max_sequences or self.max_sequences, tokens)
+        return replace(self, max_batched_tokens=tokens, max_sequences=sequences)

@@ -1,0 +1,237 @@
+"""Attention over block tables: which form of the kernel is launched, and with what."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+
+from executor.attention.interface import AttentionParams
+from executor.attention.triton.block_cache import BlockCache
+from executor.attention.triton.dtypes import TRITON_NAMES
+from executor.attention.triton.kernel_spec import KernelSpec
+from executor.attention.triton.kernels.attention import paged_attention
+from executor.attention.triton.tiles import TILE_FIELDS
+
+Phase = Literal["prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+
+MAX_GROUP = 128
+
+# Keys that a program takes in at once have at most so many bytes, and as many values.
+_KEY_TILE_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What of a model the kernel is compiled for.
+
+    Attributes:
+        dtype: of queries and results.
+        kv_dtype: of the cache.
+        group: query heads that share a key/value head.
+    """
+
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+
+    @classmethod
+    def of(cls, cache: BlockCache, queries: torch.Tensor) -> AttentionShape:
+        _, kv_heads, block_size, head_dim = cache.keys.shape
+        group = queries.shape[1] // kv_heads
+        return cls(queries.dtype, cache.keys.dtype, kv_heads, group, head_dim, block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreForm:
+    """Which of `AttentionParams` there are."""
+
+    windowed: bool = False
+    capped: bool = False
+    biased: bool = False
+
+    @classmethod
+    def of(cls, params: AttentionParams) -> ScoreForm:
+        return cls(params.window > 0, params.soft_cap > 0, bool(params.alibi_slopes))
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """What one program takes on.
+
+    Attributes:
+        rows: queries times heads of a group, a power of two.
+        keys: at once.
+        num_warps, num_stages: as Triton's options.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tiles of one phase, on the device.
+
+    Attributes:
+        tiles: as of `executor.attention.triton.tiles`.
+        block_ids: the rows' block tables, int32.
+    """
+
+    phase: Phase
+    tiles: torch.Tensor
+    block_ids: torch.Tensor
+
+
+def queries_per_tile(phase: Phase, group: int, head_dim: int) -> int:
+    return 1 if phase == "decode" else _tile_rows(phase, group, head_dim) // group
+
+
+def tile_sizes(phase: Phase, group: int, head_dim: int, kv_dtype: torch.dtype) -> TileSizes:
+    """Chosen so that nothing is spilled and shared memory suffices from compute capability 8.0 on."""
+    widest, num_warps = (128, 4) if phase == "decode" else (32, 8)
+    keys = max(16, min(widest, _KEY_TILE_BYTES // (_padded(head_dim) * kv_dtype.itemsize)))
+    return TileSizes(_tile_rows(phase, group, head_dim), keys, num_warps, num_stages=3)
+
+
+def attend(
+    work: Work,
+    cache: BlockCache,
+    queries: torch.Tensor,
+    params: AttentionParams,
+    slopes: torch.Tensor,
+    output: torch.Tensor,
+    log_sums: torch.Tensor | None = None,
+) -> None:
+    """Computes the tiles.
+
+    Args:
+        queries: [tokens, heads, head_dim]; a token's heads lie one after the other.
+        slopes: [heads], float32; of any length where there are none.
+        output: [results, heads, head_dim]; with `log_sums`, the splits' [splits, results, heads, head_dim] in float32.
+        log_sums: [splits, results, heads], float32: log2 of the sum of exp2(score / ln 2) over a split's keys; where a
+            split has none, -inf, and its result is not written.
+    """
+    shape = AttentionShape.of(cache, queries)
+    spec = attention_spec(shape, work.phase, ScoreForm.of(params), log_sums is not None)
+    num_splits, num_results = (1, len(output)) if log_sums is None else output.shape[:2]
+    spec.launch(
+        (len(work.tiles) * shape.kv_heads, num_splits),
+        queries,
+        cache.keys,
+        cache.values,
+        work.block_ids,
+        work.tiles,
+        slopes,
+        output,
+        slopes if log_sums is None else log_sums,
+        cache.keys.stride(0),
+        queries.stride(0),
+        num_results,
+        params.scale,
+        params.soft_cap,
+        params.window,
+    )
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on a CPU."""
+    return not isinstance(paged_attention, triton.JITFunction)
+
+
+@functools.cache
+def attention_spec(shape: AttentionShape, phase: Phase, scores: ScoreForm, partial: bool) -> KernelSpec:
+    """The kernel's form; a partial one writes the results of splits."""
+    sizes = tile_sizes(phase, shape.group, shape.head_dim, shape.kv_dtype)
+    dtype, kv_dtype = TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype]
+    pointers = {
+        "queries": f"*{dtype}",
+        "keys": f"*{kv_dtype}",
+        "values": f"*{kv_dtype}",
+        "block_ids": "*i32",
+        "tiles": "*i32",
+        "slopes": "*fp32",
+        "output": "*fp32" if partial else f"*{dtype}",
+        "log_sums": "*fp32",
+    }
+    numbers = {
+        "block_stride": "i64",
+        "query_stride": "i64",
+        "num_results": "i32",
+        "scale": "fp32",
+        "soft_cap": "fp32",
+        "window": "i32",
+    }
+    return KernelSpec(
+        name=_name(shape, phase, scores, partial),
+        kernel=paged_attention,
+        signature=pointers | numbers,
+        constants={
+            "TILE_FIELDS": TILE_FIELDS,
+            "KV_HEADS": shape.kv_heads,
+            "GROUP": shape.group,
+            "HEAD_DIM": shape.head_dim,
+            "PADDED_DIM": _padded(shape.head_dim),
+            "BLOCK_SIZE": shape.block_size,
+            "BLOCK_M": sizes.rows,
+            "BLOCK_N": sizes.keys,
+            "PEELED": phase == "prefill" and not scores.windowed,
+            "PARTIAL": partial,
+            "WINDOWED": scores.windowed,
+            "CAPPED": scores.capped,
+            "BIASED": scores.biased,
+            "PRECISION": "tf32x3" if shape.dtype == torch.float32 else "tf32",
+            # The interpreter's products of bfloat16 are wrong.
+            "WIDENED": shape.dtype == torch.bfloat16 and is_interpreted(),
+        },
+        aligned=frozenset((*pointers, "block_stride", *(("query_stride",) if shape.head_dim % 16 == 0 else ()))),
+        num_warps=sizes.num_warps,
+        num_stages=sizes.num_stages,
+    )
+
+
+def _name(shape: AttentionShape, phase: Phase, scores: ScoreForm, partial: bool) -> str:
+    types = dict.fromkeys((TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype]))
+    flags = (("partial", partial), ("window", scores.windowed), ("cap", scores.capped), ("alibi", scores.biased))
+    return " ".join(
+        (
+            f"attention {'/'.join(types)} h{shape.kv_heads} g{shape.group} d{shape.head_dim} b{shape.block_size}",
+            phase,
+            *(name for name, is_set in flags if is_set),
+        )
+    )
+
+
+def _tile_rows(phase: Phase, group: int, head_dim: int) -> int:
+    least = max(16, int(triton.next_power_of_2(group)))
+    return least if phase == "decode" else max(least, 128)
+
+
+def _padded(head_dim: int) -> int:
+    return int(triton.next_power_of_2(head_dim))
+
+
+_SHAPES = tuple(
+    AttentionShape(dtype, kv_dtype, 8, 4, 128, 16)
+    for dtype, kv_dtype in itertools.product((torch.bfloat16,), (torch.bfloat16,))
+)
+
+
+def specs(shapes: Iterable[AttentionShape] = _SHAPES) -> list[KernelSpec]:
+    return [
+        attention_spec(shape, phase, ScoreForm(), partial)
+        for shape in shapes
+        for phase in ("prefill", "decode")
+        for partial in (False, True)
+    ]

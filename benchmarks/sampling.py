@@ -77,8 +77,9 @@ def measure(native: Sampler, logits: torch.Tensor, kind: str, rounds: int, rng: 
     rows = range(len(sequences))
 
     def call(sampler: Sampler) -> Callable[[], object]:
-        choose = sampler.candidates if kind == "beams" else sampler.sample
-        return lambda: choose(logits, rows, sequences)
+        if kind == "beams":
+            return lambda: sampler.candidates(logits, rows, sequences)()
+        return lambda: sampler.sample(logits, rows, sequences).finish()
 
     ours, theirs = Timed(call(native)), Timed(call(TorchSampler()))
     for number in range(rounds):

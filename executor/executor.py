@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from executor.batch_check import Limits, check_batch
 from executor.block_mover import make_mover
 from executor.host_arena import HostArena
+from executor.logits_processors import reads_tokens
 from executor.model_runner import ModelRunner, Row
-from executor.sampler import Sampled
+from executor.sampler import Drawn, Sampled
 from executor.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
 from executor.speeds import SpeedMeter, is_prefill
 from executor.step import BatchRefused, Candidates, Speeds, StepBatch, StepResult
 from executor.tensor_parallel import ALONE, Ranks
 from executor.timer import Span, Timer
+from executor.under_way import UnderWay, mark_in_line
 from executor.warm_up import measure_speeds
 
 
@@ -90,6 +92,7 @@ class Executor:
         self._epoch = 0
         self._last_step = 0
         self._failed = False
+        self._latest: UnderWay | None = None
         self._sequences: dict[int, SequenceState] = {}
 
     @property
@@ -106,9 +109,17 @@ class Executor:
         """Wall time of all steps' computing by what it was spent on; empty where the model doesn't tell."""
         return self._runner.phase_seconds()
 
-    @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepResult:
-        """Applies a batch as `executor.step.StepBatch` documents.
+        """Applies a batch as `executor.step.StepBatch` documents, and waits for what comes of it: see `launch`."""
+        return self.launch(batch).result()
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> UnderWay:
+        """Applies a batch as `executor.step.StepBatch` documents; its work is done, or in a GPU's line.
+
+        A sampled token that is still on the GPU goes from there into the next step. So the next batch may be launched
+        before this step's result is taken; then the one before this step is finished first. Where tokens so far decide
+        the next ones (penalties), the host waits for the step before.
 
         A higher epoch drops every sequence and starts with step 1. If a step fails inside (out of memory, say), only a
         higher epoch goes on.
@@ -116,38 +127,59 @@ class Executor:
         Raises:
             BatchRefused: nothing of the batch was applied.
         """
+        if self._latest is not None:
+            self._latest.finish_before()
         starts_epoch = self._check_turn(batch)
         check_batch(batch, {} if starts_epoch else self._sequences, self._limits)
         self._ranks.announce(batch)
         if starts_epoch:
             self._sequences.clear()
+            self._latest = None
         self._epoch, self._last_step, self._failed = batch.epoch, batch.step, True
-        result = self._run(batch)
+        self._latest = self._run(batch)
         self._failed = False
-        return result
+        return self._latest
 
     def _check_turn(self, batch: StepBatch) -> bool:
         """Whether the batch starts a new epoch."""
         if batch.epoch < self._epoch:
             raise BatchRefused(f"epoch {batch.epoch} is older than {self._epoch}")
         starts_epoch = batch.epoch > self._epoch
-        if not starts_epoch and self._failed:
-            raise BatchRefused(f"step {self._last_step} of epoch {self._epoch} failed; a higher epoch must start")
+        if not starts_epoch and (failed := self._failed_step()) is not None:
+            raise BatchRefused(f"step {failed} of epoch {self._epoch} failed; a higher epoch must start")
         expected = 1 if starts_epoch else self._last_step + 1
         if batch.step != expected:
             raise BatchRefused(f"step {batch.step} of epoch {batch.epoch} where step {expected} is due")
         return starts_epoch
 
-    def _run(self, batch: StepBatch) -> StepResult:
+    def _failed_step(self) -> int | None:
+        """Of this epoch."""
+        if self._latest is not None and (failed := self._latest.failed_step) is not None:
+            return failed
+        return self._last_step if self._failed else None
+
+    def _unfinished(self) -> UnderWay | None:
+        """The step before, unless its tokens are on the host."""
+        return None if self._latest is None or self._latest.is_taken else self._latest
+
+    def _run(self, batch: StepBatch) -> UnderWay:
         self._update_sequences(batch)
         self._move_blocks(batch)
         rows = [
             Row(self._sequences[sequence_id], count)
             for sequence_id, count in zip(batch.row_sequence_ids, batch.row_num_tokens, strict=True)
         ]
-        result = self._compute(batch, rows) if rows else StepResult(batch.epoch, batch.step)
-        speeds = self._speeds.report()
-        return result if speeds is None else replace(result, speeds=speeds)
+        if not rows:
+            return self._under_way(batch, lambda: StepResult(batch.epoch, batch.step, speeds=self._speeds.report()))
+        return self._next_tokens(batch, *self._compute(batch, rows))
+
+    def _under_way(self, batch: StepBatch, take: Callable[[], StepResult], *, is_pending: bool = False) -> UnderWay:
+        """The step, whose work is done, or in the device's line up to here."""
+        before = self._unfinished()
+        event = mark_in_line(self._runner.device)
+        if before is None and event is None and not is_pending:
+            return UnderWay.done(take())
+        return UnderWay(batch.epoch, batch.step, take, event, before)
 
     def _update_sequences(self, batch: StepBatch) -> None:
         for sequence_id in batch.forget:
@@ -172,7 +204,8 @@ class Executor:
             span = self._mover.copy(batch.block_copies)
             self._speeds.add("copy_blocks_per_s", len(batch.block_copies), span)
 
-    def _compute(self, batch: StepBatch, rows: list[Row]) -> StepResult:
+    def _compute(self, batch: StepBatch, rows: list[Row]) -> tuple[torch.Tensor, list[SequenceState]]:
+        """Logits, and the sequences whose next tokens they are for, a row each."""
         start = self._timer.mark()
         logits = self._runner.run(rows)
         if is_prefill(batch.row_num_tokens):
@@ -181,27 +214,35 @@ class Executor:
         ending = [row.sequence for row in rows if row.reaches_last]
         for row in rows:
             row.sequence.num_computed += row.num_tokens
-        return self._next_tokens(batch, logits, ending)
+        return logits, ending
 
-    def _next_tokens(self, batch: StepBatch, logits: torch.Tensor, ending: list[SequenceState]) -> StepResult:
+    def _next_tokens(self, batch: StepBatch, logits: torch.Tensor, ending: list[SequenceState]) -> UnderWay:
         """Row i of the logits gives the next token, or the candidates for it, of sequence i in `ending`."""
         reporting = [row for row, sequence in enumerate(ending) if sequence.num_candidates]
         rows: Sequence[int] = range(len(ending))
         drawing = ending
         if reporting or batch.forks:
             rows, drawing = self._drawing(batch, ending)
-        sampled = self._sampler.sample(logits, rows, drawing) if drawing else Sampled([], [], [])
-        for sequence, token in zip(drawing, sampled.token_ids, strict=True):
-            sequence.token_ids.append(token)
-        return StepResult(
-            batch.epoch,
-            batch.step,
-            sequence_ids=[sequence.sequence_id for sequence in drawing],
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            scores=sampled.scores,
-            candidates=self._candidates(logits, reporting, [ending[row] for row in reporting]) if reporting else [],
-        )
+        drawn = self._draw(logits, rows, drawing)
+        likely = self._candidates(logits, reporting, [ending[row] for row in reporting])
+        sampled = _appended(drawn, drawing)
+
+        def take() -> StepResult:
+            token_ids, logprobs, scores = sampled()
+            sequence_ids = [sequence.sequence_id for sequence in drawing]
+            return StepResult(
+                batch.epoch, batch.step, sequence_ids, token_ids, logprobs, scores, likely(), self._speeds.report()
+            )
+
+        return self._under_way(batch, take, is_pending=drawn.tokens is not None)
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[int], drawing: list[SequenceState]) -> Drawn:
+        if not drawing:
+            return Drawn(None, lambda: Sampled([], [], []))
+        before = self._unfinished()
+        if before and any(sequence.pending and reads_tokens(sequence.sampling.penalties) for sequence in drawing):
+            before.result()
+        return self._sampler.sample(logits, rows, drawing)
 
     def _drawing(self, batch: StepBatch, ending: list[SequenceState]) -> tuple[list[int], list[SequenceState]]:
         """Sequences that sample, children right after their parents, and whose row of the logits they sample from."""
@@ -213,12 +254,14 @@ class Executor:
         ]
         return [row for row, _ in drawing], [sequence for _, sequence in drawing]
 
-    def _candidates(self, logits: torch.Tensor, rows: list[int], sequences: list[SequenceState]) -> list[Candidates]:
+    def _candidates(
+        self, logits: torch.Tensor, rows: list[int], sequences: list[SequenceState]
+    ) -> Callable[[], list[Candidates]]:
+        if not sequences:
+            return list
         likely = self._sampler.candidates(logits, rows, sequences)
-        return [
-            Candidates(sequence.sequence_id, tokens, logprobs)
-            for sequence, (tokens, logprobs) in zip(sequences, likely, strict=True)
-        ]
+        ids = [sequence.sequence_id for sequence in sequences]
+        return lambda: [Candidates(each, *lists) for each, lists in zip(ids, likely(), strict=True)]
 
     def _family(self, parent: SequenceState, child_ids: Sequence[int]) -> list[SequenceState]:
         """A sequence, and its children as copies of it."""
@@ -226,3 +269,25 @@ class Executor:
         for child in children:
             self._sequences[child.sequence_id] = child
         return [parent, *children]
+
+
+def _appended(drawn: Drawn, drawing: list[SequenceState]) -> Callable[[], Sampled]:
+    """Gives each sequence its token, or a place for it.
+
+    Returns:
+        What was sampled, once the device is done with it; then the tokens are in their places.
+    """
+    if drawn.tokens is None:
+        sampled = drawn.finish()
+        for sequence, token in zip(drawing, sampled.token_ids, strict=True):
+            sequence.token_ids.append(token)
+        return lambda: sampled
+    places = [sequence.keep_place(drawn.tokens, index) for index, sequence in enumerate(drawing)]
+
+    def arrived() -> Sampled:
+        sampled = drawn.finish()
+        for place, token in zip(places, sampled.token_ids, strict=True):
+            place.arrive(token)
+        return sampled
+
+    return arrived

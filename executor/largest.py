@@ -28,7 +28,12 @@ def largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
     Returns:
         Values and ids, [rows, count] each.
     """
-    smallest = values.topk(count, dim=-1).values[:, -1:]
-    ids = mask_of_largest(values, smallest, count).nonzero()[:, 1].view(-1, count)
-    descending = values.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
-    return descending.values, ids.gather(-1, descending.indices)
+    # Keys whose order is that of the values, then that of the ids backwards. A float's bits order as its value does,
+    # those of negative ones backwards; 0 is added to make -0 the same as 0.
+    bits = (values.to(torch.float32) + 0.0).view(torch.int32)
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    last = values.shape[-1] - 1
+    ids_backwards = last - torch.arange(values.shape[-1], device=values.device)
+    keys = (order << 32) | ids_backwards
+    ids = last - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)
+    return values.gather(-1, ids), ids

@@ -14,6 +14,7 @@ import torch
 
 from executor.draw import Draw
 from executor.step import Penalties
+from executor.transfers import index, to_device
 
 Rows = list[tuple[int, Draw, Penalties]]
 
@@ -21,6 +22,11 @@ Rows = list[tuple[int, Draw, Penalties]]
 def changes_logits(draw: Draw) -> bool:
     """Whether the draw asks for any of it."""
     return draw.sampling.penalties is not None or _is_too_early_to_stop(draw)
+
+
+def reads_tokens(penalties: Penalties | None) -> bool:
+    """Whether what they change depends on the sequence's tokens so far."""
+    return penalties is not None and bool(penalties.repetition != 1 or penalties.presence or penalties.frequency)
 
 
 def process_logits(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
@@ -35,9 +41,7 @@ def process_logits(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     _add_bias(logits, rows)
     _penalise_repetition(logits, rows)
     _penalise_output(logits, rows)
-    for row, draw in enumerate(draws):
-        if _is_too_early_to_stop(draw):
-            logits[row, [token for token in draw.sampling.stop_token_ids if 0 <= token < logits.shape[-1]]] = -torch.inf
+    _mask_stop_tokens(logits, draws)
 
 
 def _is_too_early_to_stop(draw: Draw) -> bool:
@@ -51,8 +55,8 @@ def _add_bias(logits: torch.Tensor, rows: Rows) -> None:
         if within:
             parts.add(row, [token for token, _ in within], [bias for _, bias in within])
     if parts:
-        index, bias = parts.tensors(logits)
-        logits[index] += bias
+        where, bias = parts.tensors(logits)
+        logits[where] += bias
 
 
 def _penalise_repetition(logits: torch.Tensor, rows: Rows) -> None:
@@ -63,12 +67,12 @@ def _penalise_repetition(logits: torch.Tensor, rows: Rows) -> None:
             parts.add(row, draw.token_ids, np.full(len(draw.token_ids), penalties.repetition))
     if parts:
         # A token may come several times: each time with the same result.
-        index, penalty = parts.tensors(logits)
-        before = logits[index]
+        where, penalty = parts.tensors(logits)
+        before = logits[where]
         after = torch.where(before < 0, before * penalty, before / penalty)
         # The smallest penalties would make infinities, whose softmax is no number.
         limits = torch.finfo(logits.dtype)
-        logits[index] = after.clamp_(limits.min, limits.max)
+        logits[where] = after.clamp_(limits.min, limits.max)
 
 
 def _penalise_output(logits: torch.Tensor, rows: Rows) -> None:
@@ -79,8 +83,19 @@ def _penalise_output(logits: torch.Tensor, rows: Rows) -> None:
             tokens, counts = np.unique(draw.token_ids[-draw.output_position :], return_counts=True)
             parts.add(row, tokens, penalties.presence + penalties.frequency * counts)
     if parts:
-        index, penalty = parts.tensors(logits)
-        logits[index] -= penalty
+        where, penalty = parts.tensors(logits)
+        logits[where] -= penalty
+
+
+def _mask_stop_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    parts = _Parts()
+    for row, draw in enumerate(draws):
+        if _is_too_early_to_stop(draw):
+            tokens = [token for token in draw.sampling.stop_token_ids if 0 <= token < logits.shape[-1]]
+            parts.add(row, tokens, np.full(len(tokens), -np.inf))
+    if parts:
+        where, infinity = parts.tensors(logits)
+        logits[where] = infinity
 
 
 class _Parts:
@@ -101,8 +116,5 @@ class _Parts:
 
     def tensors(self, like: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         """The index (rows, tokens), and the numbers."""
-        rows, tokens = (
-            torch.from_numpy(np.concatenate(column)).to(like.device) for column in (self._rows, self._tokens)
-        )
-        numbers = torch.from_numpy(np.concatenate(self._numbers)).to(like.device, like.dtype)
-        return (rows, tokens), numbers
+        rows, tokens = (index(np.concatenate(column), like) for column in (self._rows, self._tokens))
+        return (rows, tokens), to_device(np.concatenate(self._numbers), like)

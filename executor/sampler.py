@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from executor.draw import Draw
@@ -13,6 +14,7 @@ from executor.logits_processors import changes_logits, process_logits
 from executor.logprobs import chosen_logprobs
 from executor.random_stream import uniform
 from executor.step import SamplingParams, TokenLogprobs
+from executor.transfers import index, to_device, to_host
 
 # How many of the most likely tokens are looked at first for top-p; the whole vocabulary is sorted only for
 # rows whose nucleus is larger.
@@ -29,8 +31,20 @@ class Sampled(NamedTuple):
     scores: list[float]
 
 
-def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Sampled:
-    """Chooses a token for each draw.
+class Drawn(NamedTuple):
+    """Tokens that were drawn, wherever they are.
+
+    Attributes:
+        tokens: [draws] in int64, on the device; None where the host has them.
+        finish: what the host is told of them; once the device is done with what was in its line when they were drawn.
+    """
+
+    tokens: torch.Tensor | None
+    finish: Callable[[], Sampled]
+
+
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
+    """Chooses a token for each draw. The host does not wait for a GPU.
 
     Order: bias and penalties; stop tokens masked before `min_tokens`; temperature; top-k; top-p of what is left; min-p.
     The result of a draw depends on nothing but its row of logits, its own parameters and its own tokens.
@@ -38,14 +52,16 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Sampled:
     Args:
         logits: [rows, vocab] in float32. Several draws may share a row.
     """
-    rows = torch.tensor([draw.row for draw in draws], dtype=torch.int64, device=logits.device)
+    rows = index([draw.row for draw in draws], logits)
     random = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     processed = any(changes_logits(draw) for draw in draws)
     if not random and not processed:
         tokens = logits.argmax(dim=-1)[rows]
     else:
-        tokens = _sample_each(logits[rows], draws, random, processed)
-    return Sampled(tokens.tolist(), *chosen_logprobs(logits, tokens, draws))
+        tokens = _sample_each(logits.index_select(0, rows), draws, random, processed)
+    reports = chosen_logprobs(logits, tokens, draws)
+    on_host = to_host(tokens)
+    return Drawn(None if tokens.is_cpu else tokens, lambda: Sampled(on_host.tolist(), *reports()))
 
 
 def _sample_each(logits: torch.Tensor, draws: Sequence[Draw], random: list[int], processed: bool) -> torch.Tensor:
@@ -54,8 +70,8 @@ def _sample_each(logits: torch.Tensor, draws: Sequence[Draw], random: list[int],
         process_logits(logits, draws)
     tokens = logits.argmax(dim=-1)
     if random:
-        index = torch.tensor(random, dtype=torch.int64, device=logits.device)
-        tokens[index] = _sample_random(logits[index], [draws[i] for i in random])
+        which = index(random, logits)
+        tokens[which] = _sample_random(logits.index_select(0, which), [draws[i] for i in random])
     return tokens
 
 
@@ -79,8 +95,8 @@ def _drop_unlikely(weights: torch.Tensor, draws: Sequence[Draw]) -> None:
     """Sets the probabilities that top-k, top-p and min-p exclude to 0, in place."""
     cut = [i for i, draw in enumerate(draws) if _cuts(draw.sampling, weights.shape[-1])]
     if cut:
-        index = torch.tensor(cut, dtype=torch.int64, device=weights.device)
-        weights[index] = _truncated(weights[index], [draws[i].sampling for i in cut])
+        which = index(cut, weights)
+        weights[which] = _truncated(weights.index_select(0, which), [draws[i].sampling for i in cut])
     if any(draw.sampling.min_p > 0 for draw in draws):
         min_p = _column([draw.sampling.min_p for draw in draws], weights)
         weights.masked_fill_(weights < min_p * weights.amax(dim=-1, keepdim=True), 0)
@@ -92,20 +108,30 @@ def _cuts(sampling: SamplingParams, vocab_size: int) -> bool:
 
 def _truncated(weights: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
     """Top-k, then top-p (nucleus, Holtzman et al., arXiv 1904.09751); of equally likely tokens lower ids are kept."""
-    width = min(max(params.top_k or _LIKELY for params in sampling), weights.shape[-1])
-    likely = weights.topk(width, dim=-1).values
-    mass = likely.to(torch.float64).sum(dim=-1).tolist()
-    narrow = [i for i, params in enumerate(sampling) if params.top_k or mass[i] >= params.top_p]
-    wide = [i for i, params in enumerate(sampling) if not params.top_k and mass[i] < params.top_p]
+    wide = _wide(weights, sampling)
+    narrow = sorted({*range(len(sampling))} - {*wide})
     result = torch.empty_like(weights)
     if narrow:
-        index = torch.tensor(narrow, dtype=torch.int64, device=weights.device)
-        result[index] = _keep_first(weights[index], likely[index], [sampling[i] for i in narrow])
+        which, params = index(narrow, weights), [sampling[i] for i in narrow]
+        rows = weights.index_select(0, which)
+        width = min(max(each.top_k or _LIKELY for each in params), weights.shape[-1])
+        result[which] = _keep_first(rows, rows.topk(width, dim=-1).values, params)
     if wide:
-        index = torch.tensor(wide, dtype=torch.int64, device=weights.device)
-        whole = weights[index].sort(dim=-1, descending=True).values
-        result[index] = _keep_first(weights[index], whole, [sampling[i] for i in wide])
+        which, params = index(wide, weights), [sampling[i] for i in wide]
+        rows = weights.index_select(0, which)
+        result[which] = _keep_first(rows, rows.sort(dim=-1, descending=True).values, params)
     return result
+
+
+def _wide(weights: torch.Tensor, sampling: Sequence[SamplingParams]) -> list[int]:
+    """Rows whose nucleus may hold more than the first `_LIKELY` tokens."""
+    limitless = [i for i, params in enumerate(sampling) if not params.top_k]
+    if not weights.is_cpu or not limitless:
+        # To look at the numbers, the host would have to wait for a GPU.
+        return limitless
+    likely = weights.topk(min(_LIKELY, weights.shape[-1]), dim=-1).values
+    mass = likely.to(torch.float64).sum(dim=-1).tolist()
+    return [i for i in limitless if mass[i] < sampling[i].top_p]
 
 
 def _keep_first(weights: torch.Tensor, descending: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
@@ -118,11 +144,11 @@ def _keep_first(weights: torch.Tensor, descending: torch.Tensor, sampling: Seque
 def _num_kept(likely: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
     """How many tokens top-k and then top-p keep, [rows, 1], at least 1."""
     width = likely.shape[-1]
-    top_k = torch.tensor([[params.top_k or width] for params in sampling], device=likely.device).clamp_(max=width)
+    top_k = index([[min(params.top_k or width, width)] for params in sampling], likely)
     ranks = torch.arange(width, device=likely.device)
     mass = likely.to(torch.float64).masked_fill(ranks >= top_k, 0)
     before = mass.cumsum(dim=-1) - mass
-    unlimited = torch.tensor([[not params.top_k] for params in sampling], device=likely.device)
+    unlimited = to_device([[not params.top_k] for params in sampling], likely, torch.bool)
     # Without top-k the whole is 1, whether or not the tail was looked at.
     whole = mass.sum(dim=-1, keepdim=True).masked_fill(unlimited, 1.0)
     top_p = _column([params.top_p for params in sampling], mass)
@@ -131,4 +157,4 @@ def _num_kept(likely: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch
 
 
 def _column(numbers: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(np.asarray(numbers, dtype=np.float64), like)[:, None]

@@ -7,16 +7,20 @@ from typing import Protocol
 
 import torch
 
-from executor.candidates import most_likely
+from executor.candidates import CandidateLists, most_likely
 from executor.draw import Draw
-from executor.sampler import Sampled, sample
+from executor.sampler import Drawn, sample
 from executor.sequences import SequenceState
 
 
 class Sampler(Protocol):
-    """Tokens, or candidates for them, from logits."""
+    """Tokens, or candidates for them, from logits.
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+    Neither method waits for a GPU: the work is put in its line, with copies of the outcome to the host behind it. What
+    they return is read once the GPU has come that far.
+    """
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Drawn:
         """Chooses the next token of each sequence as `executor.sampler.sample` defines.
 
         Args:
@@ -26,19 +30,19 @@ class Sampler(Protocol):
 
     def candidates(
         self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
-    ) -> list[tuple[list[int], list[float]]]:
+    ) -> CandidateLists:
         """The most likely next tokens of each sequence as `executor.candidates.most_likely` defines."""
 
 
 class TorchSampler:
     """Runs on any device."""
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Drawn:
         return sample(logits, _draws(rows, sequences))
 
     def candidates(
         self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
-    ) -> list[tuple[list[int], list[float]]]:
+    ) -> CandidateLists:
         counts = [sequence.num_candidates for sequence in sequences]
         return most_likely(logits, _draws(rows, sequences), counts)
 

@@ -7,7 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from executor.step import NewSequence, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class PendingToken:
+    """A token that was sampled and is not on the host yet.
+
+    Attributes:
+        tokens: those sampled with it, int64, on the device.
+        index: of the token among them.
+        position: of the token in its sequence.
+        holders: the sequence, and the copies that were made of it since.
+    """
+
+    tokens: torch.Tensor
+    index: int
+    position: int
+    holders: list[SequenceState]
+
+    def arrive(self, token: int) -> None:
+        """Puts the token where its place was kept."""
+        for sequence in self.holders:
+            sequence.token_ids[self.position] = token
+            if sequence.pending is self:
+                sequence.pending = None
 
 
 @dataclass(slots=True)
@@ -15,12 +41,13 @@ class SequenceState:
     """One sequence.
 
     Attributes:
-        token_ids: prompt and output so far, the token sampled or chosen last included.
+        token_ids: prompt and output so far, the token sampled or chosen last included; where that is pending, 0.
         num_computed: how many of them have keys and values in the blocks.
         block_table: block id of each logical block.
         num_candidates: above 0, its rows report so many most likely next tokens and sample nothing.
         ranked: the log probability of each token it samples is reported.
         packed_sampling: what a sampler has made of the three before, once for the sequence and its copies.
+        pending: the last token, while only the device knows it.
     """
 
     sequence_id: int
@@ -33,6 +60,7 @@ class SequenceState:
     num_candidates: int = 0
     ranked: bool = False
     packed_sampling: Any = field(default=None, repr=False, compare=False)
+    pending: PendingToken | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def start(cls, new: NewSequence) -> SequenceState:
@@ -54,7 +82,7 @@ class SequenceState:
 
     def fork(self, child_id: int, sample_index: int) -> SequenceState:
         """A copy of the sequence, table included, with a random stream of its own."""
-        return SequenceState(
+        child = SequenceState(
             sequence_id=child_id,
             token_ids=self.token_ids[:],
             prompt_length=self.prompt_length,
@@ -65,7 +93,17 @@ class SequenceState:
             num_candidates=self.num_candidates,
             ranked=self.ranked,
             packed_sampling=self.packed_sampling,
+            pending=self.pending,
         )
+        if self.pending is not None:
+            self.pending.holders.append(child)
+        return child
+
+    def keep_place(self, tokens: torch.Tensor, index: int) -> PendingToken:
+        """Makes entry `index` of `tokens`, on the device, the next token."""
+        self.pending = PendingToken(tokens, index, len(self.token_ids), [self])
+        self.token_ids.append(0)
+        return self.pending
 
     def edit_table(self, index: int, block: int) -> None:
         """Appends where `index` is the table's length, replaces below it."""

@@ -9,8 +9,9 @@ import torch
 
 from executor.arena import BlockArena
 from executor.attention import AnyBackend, StepLayout
-from executor.decoder import Decoder, DecoderInput
+from executor.decoder import Decoder
 from executor.model_runner import ModelRunner, Row
+from executor.step_input import step_input
 
 
 class TorchRunner(ModelRunner):
@@ -25,25 +26,17 @@ class TorchRunner(ModelRunner):
         self.kernels = f"torch, {attention.name} attention"
 
     def run(self, rows: Sequence[Row], *, every_token: bool = False) -> torch.Tensor:
-        tables = [np.array(row.sequence.block_table, dtype=np.int64) for row in rows]
-        counts = [row.num_tokens for row in rows]
-        ends = [row.end for row in rows]
-        layout = StepLayout(counts, ends, tables, self.arena.block_size)
-        plan = self.attention.plan(layout, self.device)
-        logits: torch.Tensor = self.decoder(self._decoder_input(rows, every_token), self.caches, plan)
+        plan = self.attention.plan(step_layout(rows, self.arena.block_size), self.device)
+        step = step_input(rows, self.device, every_token=every_token)
+        logits: torch.Tensor = self.decoder(step, self.caches, plan)
         return logits
 
-    def _decoder_input(self, rows: Sequence[Row], every_token: bool) -> DecoderInput:
-        counts = [row.num_tokens for row in rows]
-        tokens = [np.array(row.sequence.token_ids[row.sequence.num_computed : row.end], np.int64) for row in rows]
-        positions = [np.arange(row.sequence.num_computed, row.end, dtype=np.int64) for row in rows]
-        last = np.cumsum(counts, dtype=np.int64) - 1
-        return DecoderInput(
-            token_ids=self._tensor(np.concatenate(tokens)),
-            positions=self._tensor(np.concatenate(positions)),
-            prompt_lengths=self._tensor(np.repeat([row.sequence.prompt_length for row in rows], counts)),
-            sampled=self._tensor(np.arange(sum(counts)) if every_token else last[[row.reaches_last for row in rows]]),
-        )
 
-    def _tensor(self, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
+def step_layout(rows: Sequence[Row], block_size: int) -> StepLayout:
+    """Where the rows lie in the blocks."""
+    return StepLayout(
+        num_tokens=[row.num_tokens for row in rows],
+        context_lengths=[row.end for row in rows],
+        block_tables=[np.array(row.sequence.block_table, dtype=np.int64) for row in rows],
+        block_size=block_size,
+    )

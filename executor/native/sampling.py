@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor.candidates import CandidateLists
 from executor.native.library import Crew, Library
 from executor.native.memory import allocate
 from executor.random_stream import uniform
-from executor.sampler import Sampled
+from executor.sampler import Drawn, Sampled
 from executor.sequences import SequenceState
 from executor.step import Penalties, SamplingParams, TokenLogprobs
 
@@ -48,7 +49,11 @@ class NativeSampler:
         self._workspace.fill(0)
         self._choices = _Choices(_FIRST_DRAWS, width=0)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Drawn:
+        sampled = self._sample(logits, rows, sequences)
+        return Drawn(None, lambda: sampled)
+
+    def _sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
         packed = self._run(logits, rows, sequences)
         choices = self._choices
         tokens: list[int] = choices.tokens[: len(packed)].tolist()
@@ -68,9 +73,10 @@ class NativeSampler:
 
     def candidates(
         self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
-    ) -> list[tuple[list[int], list[float]]]:
+    ) -> CandidateLists:
         packed = self._run(logits, rows, sequences)
-        return [self._choices.top(i, each.num_top) for i, each in enumerate(packed)]
+        lists = [self._choices.top(i, each.num_top) for i, each in enumerate(packed)]
+        return lambda: lists
 
     def _run(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> list[_Packed]:
         if logits.dtype is not torch.float32 or logits.device.type != "cpu" or logits.stride(1) != 1:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from executor.sampler import Sampled
+from executor.candidates import CandidateLists
+from executor.sampler import Drawn, Sampled
 from executor.samplers import Sampler
 from executor.sequences import SequenceState
 from executor.tensor_parallel.ranks import Ranks
+from executor.transfers import to_host
 
 
 def rank_sampler(sampler: Sampler, ranks: Ranks) -> Sampler:
@@ -26,14 +28,14 @@ class LeadingSampler:
         self._sampler = sampler
         self._ranks = ranks
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
-        sampled = self._sampler.sample(logits, rows, sequences)
-        self._ranks.first_tokens(torch.tensor(sampled.token_ids, device=logits.device))
-        return sampled
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Drawn:
+        drawn = self._sampler.sample(logits, rows, sequences)
+        self._ranks.first_tokens(torch.tensor(drawn.finish().token_ids) if drawn.tokens is None else drawn.tokens)
+        return drawn
 
     def candidates(
         self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
-    ) -> list[tuple[list[int], list[float]]]:
+    ) -> CandidateLists:
         return self._sampler.candidates(logits, rows, sequences)
 
 
@@ -43,12 +45,13 @@ class FollowingSampler:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Sampled:
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Drawn:
         tokens = self._ranks.first_tokens(torch.empty(len(rows), dtype=torch.int64, device=logits.device))
-        return Sampled(tokens.tolist(), [], [])
+        on_host = to_host(tokens)
+        return Drawn(None if tokens.is_cpu else tokens, lambda: Sampled(on_host.tolist(), [], []))
 
     def candidates(
         self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
-    ) -> list[tuple[list[int], list[float]]]:
+    ) -> CandidateLists:
         # Which of them are chosen comes with a later step.
-        return [([], []) for _ in rows]
+        return lambda: [([], []) for _ in rows]

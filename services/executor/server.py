@@ -7,30 +7,30 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from executor.errors import CheckpointError, SettingsError, UnsupportedModel
 from executor.executor import Executor
-from executor.step import BatchRefused, StepBatch, StepResult
+from executor.loader import load_executor
+from executor.settings import ExecutorSettings
+from executor.step import BatchRefused
+from executor.under_way import UnderWay
 from octavo.v1 import executor_pb2
-from services.config import ExecutorConfig
+from services.config import ConfigError, ExecutorConfig, cache_folder
 from services.executor.codec import decode_batch, encode_description, encode_result
-from services.executor.leading_rank import LeadingRank
-from services.executor.loading import load
 from services.executor.step_thread import Outcome, StepThread
 from services.process import run_service
+from services.progress import ProgressLog
 from services.rpc.server import Context, RpcServer
 from services.telemetry.tracing import SpanRecord, Tracing, make_tracing
 
 log = logging.getLogger(__name__)
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
-
-
-def _go_on(error: Exception) -> None:
-    """What one rank alone makes of a failed step: whoever sent it starts anew."""
 
 
 class ExecutorServicer:
@@ -40,21 +40,13 @@ class ExecutorServicer:
 
     Args:
         on_call: told of each stream of steps as it starts.
-        on_broken: told of what went wrong in the middle of a step, before whoever sent it is.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        tracing: Tracing,
-        on_call: Callable[[Context], None],
-        on_broken: Callable[[Exception], None] = _go_on,
-    ) -> None:
+    def __init__(self, executor: Executor, tracing: Tracing, on_call: Callable[[Context], None]) -> None:
         self._executor = executor
         self._tracing = tracing
         self._on_call = on_call
-        self._on_broken = on_broken
-        self._thread = StepThread(self._step)
+        self._thread = StepThread(self._launch)
         self._draining = asyncio.Event()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -107,31 +99,27 @@ class ExecutorServicer:
         await self._draining.wait()
         reader.cancel()
 
-    def _step(self, data: bytes) -> bytes:
+    def _launch(self, data: bytes) -> _LaunchedStep:
         start_ns = time.time_ns()
         start = time.perf_counter_ns()
         message = executor_pb2.ExecuteRequest.FromString(data).batch
         batch = decode_batch(message)
-        result = self._run(batch)
-        duration_ns = time.perf_counter_ns() - start
-        if message.traces:
-            attributes = {
-                "octavo.step": batch.step,
-                "octavo.rows": len(batch.row_sequence_ids),
-                "octavo.tokens": sum(batch.row_num_tokens),
-            }
-            span = SpanRecord("executor.step", start_ns, start_ns + duration_ns, attributes)
-            self._tracing.record(message.traces[0], [span], message.traces[1:])
-        return encode_result(result, duration_ns // 1000).SerializeToString()
+        under_way = self._executor.launch(batch)
 
-    def _run(self, batch: StepBatch) -> StepResult:
-        try:
-            return self._executor.step(batch)
-        except BatchRefused:
-            raise
-        except Exception as error:
-            self._on_broken(error)
-            raise
+        def finish() -> bytes:
+            result = under_way.result()
+            duration_ns = time.perf_counter_ns() - start
+            if message.traces:
+                attributes = {
+                    "octavo.step": batch.step,
+                    "octavo.rows": len(batch.row_sequence_ids),
+                    "octavo.tokens": sum(batch.row_num_tokens),
+                }
+                span = SpanRecord("executor.step", start_ns, start_ns + duration_ns, attributes)
+                self._tracing.record(message.traces[0], [span], message.traces[1:])
+            return encode_result(result, duration_ns // 1000).SerializeToString()
+
+        return _LaunchedStep(under_way, finish)
 
     async def drain(self) -> None:
         """Lets steps that are under way finish, and ends the streams."""
@@ -142,6 +130,24 @@ class ExecutorServicer:
         self._thread.close()
 
 
+class _LaunchedStep:
+    """A step under way whose result comes as a message (`services.executor.step_thread.Launched`)."""
+
+    def __init__(self, under_way: UnderWay, finish: Callable[[], bytes]) -> None:
+        self._under_way = under_way
+        self._finish = finish
+
+    @property
+    def is_done(self) -> bool:
+        return self._under_way.is_done
+
+    def wait(self) -> None:
+        self._under_way.wait()
+
+    def result(self) -> bytes:
+        return self._finish()
+
+
 class ExecutorService:
     """The process: load the model, serve, drain."""
 
@@ -149,22 +155,14 @@ class ExecutorService:
         self._config = config
         self._tracing = make_tracing("octavo-executor", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE])
-        self._ranks: LeadingRank | None = None
 
     async def start(self) -> None:
-        loader = asyncio.get_running_loop().run_in_executor(None, self._load)
+        loader = asyncio.get_running_loop().run_in_executor(None, load, self._config)
         executor = await loader
-        on_broken = self._ranks.break_off if self._ranks else _go_on
-        self._servicer = ExecutorServicer(executor, self._tracing, self._server.count, on_broken)
+        self._servicer = ExecutorServicer(executor, self._tracing, self._server.count)
         self._server.grpc.add_generic_rpc_handlers([self._servicer.handlers()])
         await self._server.start()
         await self._server.set_serving(True)
-
-    def _load(self) -> Executor:
-        if self._config.tensor_parallel_size == 1:
-            return load(self._config)
-        self._ranks = LeadingRank(self._config)
-        return self._ranks.load()
 
     async def run(self) -> None:
         await asyncio.get_running_loop().create_future()
@@ -174,9 +172,53 @@ class ExecutorService:
         await self._servicer.drain()
         await self._server.stop(self._config.drain_seconds)
         self._servicer.close()
-        if self._ranks is not None:
-            self._ranks.stop()
         self._tracing.shutdown()
+
+
+def load(config: ExecutorConfig) -> Executor:
+    """An executor as it is configured.
+
+    Raises:
+        ConfigError: the model can't be loaded.
+    """
+    start = time.perf_counter()
+    settings = ExecutorSettings(
+        model=Path(config.model),
+        model_name=config.model_name,
+        dtype=config.dtype,
+        device=config.device,
+        block_size=config.block_size,
+        kv_memory=config.kv_memory,
+        host_memory=config.host_memory,
+        max_batched_tokens=config.max_batched_tokens,
+        max_sequences=config.max_sequences,
+        max_model_len=config.max_model_len,
+        threads=config.threads,
+        decoder=config.decoder,
+        attention_backend=config.attention_backend,
+        quantize=config.quantize,
+        kv_dtype=config.kv_dtype,
+        cache=cache_folder() / "packed",
+    )
+    try:
+        executor = load_executor(settings, time.perf_counter, ProgressLog(log, time.monotonic))
+    except (CheckpointError, SettingsError, UnsupportedModel) as error:
+        raise ConfigError(str(error)) from error
+    info = executor.info
+    extra = {
+        "model": info.model_name,
+        "device": info.device,
+        "dtype": info.dtype,
+        "kernels": info.attention_backend,
+        "blocks": info.num_blocks,
+        "block_size": info.block_size,
+        "kv_bytes": info.num_blocks * info.bytes_per_block,
+        "host_blocks": info.num_host_blocks,
+        "prefill_tokens_per_s": round(executor.speeds.prefill_tokens_per_s),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+    log.info("model loaded", extra=extra)
+    return executor
 
 
 def run(config: ExecutorConfig) -> None:

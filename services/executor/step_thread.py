@@ -3,50 +3,148 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 Outcome: TypeAlias = "bytes | Exception | None"
 """What became of one step: its result as bytes, or what it raised. None: there are no more steps of this stream."""
 
+Deliver: TypeAlias = Callable[[Outcome], None]
+
+
+class Launched(Protocol):
+    """A step whose work is done, or in a device's line: see `executor.under_way.UnderWay`."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` answers at once."""
+
+    def wait(self) -> None:
+        """Returns when the device is done with the step; on any thread."""
+
+    def result(self) -> bytes:
+        """Waits until the device is done with the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    data: bytes
+    deliver: Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class _EndOfStream:
+    deliver: Deliver
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceDone:
+    """A device is done with the oldest step under way."""
+
 
 class StepThread:
-    """Runs steps in the order in which they come: the next one starts the moment the one before is done.
+    """Launches steps in the order in which they come, and delivers what becomes of them in that order.
+
+    On a CPU a step is done when it was launched. On a GPU the next one is launched as soon as it comes, so that the GPU
+    goes from one to the other; a second thread waits for the GPU. At most two are under way.
 
     Steps come and results go as bytes, so that the event loop, which shares Python's lock with this thread, has as
     little to do as possible.
 
     Args:
-        run: one step.
+        launch: one step.
     """
 
-    def __init__(self, run: Callable[[bytes], bytes]) -> None:
-        self._run = run
-        self._line: SimpleQueue[tuple[bytes | None, Callable[[Outcome], None]] | None] = SimpleQueue()
+    def __init__(self, launch: Callable[[bytes], Launched]) -> None:
+        self._launch = launch
+        self._line: SimpleQueue[_Step | _EndOfStream | _DeviceDone | None] = SimpleQueue()
+        self._under_way: deque[tuple[Launched, Deliver]] = deque()
+        self._waiter = _Waiter(lambda: self._line.put(_DeviceDone()))
         self._thread = threading.Thread(target=self._work, name="step", daemon=True)
         self._thread.start()
 
-    def submit(self, step: bytes, deliver: Callable[[Outcome], None]) -> None:
+    def submit(self, step: bytes, deliver: Deliver) -> None:
         """Puts a step in line. `deliver` is called on the thread with what became of it."""
-        self._line.put((step, deliver))
+        self._line.put(_Step(step, deliver))
 
-    def end_stream(self, deliver: Callable[[Outcome], None]) -> None:
+    def end_stream(self, deliver: Deliver) -> None:
         """Calls `deliver` with None when all steps before are done."""
-        self._line.put((None, deliver))
+        self._line.put(_EndOfStream(deliver))
 
     def close(self) -> None:
         """Returns when the steps in line are done."""
         self._line.put(None)
         self._thread.join()
+        self._waiter.close()
 
     def _work(self) -> None:
         while (item := self._line.get()) is not None:
-            step, deliver = item
-            deliver(None if step is None else self._outcome(step))
+            if isinstance(item, _Step):
+                self._start(item)
+            elif isinstance(item, _EndOfStream):
+                self._finish(leave=0)
+                item.deliver(None)
+            while self._under_way and self._under_way[0][0].is_done:
+                self._finish_oldest()
+        self._finish(leave=0)
 
-    def _outcome(self, step: bytes) -> bytes | Exception:
+    def _start(self, step: _Step) -> None:
+        self._finish(leave=1)
         try:
-            return self._run(step)
+            launched = self._launch(step.data)
         except Exception as error:  # told to whoever sent the step
-            return error
+            self._finish(leave=0)
+            step.deliver(error)
+            return
+        self._under_way.append((launched, step.deliver))
+        if not launched.is_done:
+            self._waiter.watch(launched)
+
+    def _finish(self, leave: int) -> None:
+        while len(self._under_way) > leave:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        launched, deliver = self._under_way.popleft()
+        outcome: Outcome
+        try:
+            outcome = launched.result()
+        except Exception as error:  # told to whoever sent the step
+            outcome = error
+        deliver(outcome)
+
+
+class _Waiter:
+    """Waits for a device where the thread of steps can't, which is ready to launch.
+
+    Its own thread starts with the first step that it has to wait for: on a CPU, never.
+
+    Args:
+        tell: called on that thread for each step that the device is done with.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._line: SimpleQueue[Launched | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, launched: Launched) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="device", daemon=True)
+            self._thread.start()
+        self._line.put(launched)
+
+    def close(self) -> None:
+        self._line.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (launched := self._line.get()) is not None:
+            with suppress(Exception):  # the result raises it again
+                launched.wait()
+            self._tell()

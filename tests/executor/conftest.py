@@ -252,7 +252,7 @@ def _sequence(draw: Draw, num_candidates: int = 0) -> SequenceState:
 def sample(make_sampler: Callable[[int], Sampler]) -> Callable[..., Sampled]:
     def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Sampled:
         sampler = make_sampler(logits.shape[1])
-        return sampler.sample(logits, [draw.row for draw in draws], [_sequence(draw) for draw in draws])
+        return sampler.sample(logits, [draw.row for draw in draws], [_sequence(draw) for draw in draws]).finish()
 
     return sample
 
@@ -263,6 +263,6 @@ def most_likely(make_sampler: Callable[[int], Sampler]) -> Callable[..., list[tu
         logits: torch.Tensor, draws: Sequence[Draw], counts: Sequence[int]
     ) -> list[tuple[list[int], list[float]]]:
         sequences = [_sequence(draw, count) for draw, count in zip(draws, counts, strict=True)]
-        return make_sampler(logits.shape[1]).candidates(logits, [draw.row for draw in draws], sequences)
+        return make_sampler(logits.shape[1]).candidates(logits, [draw.row for draw in draws], sequences)()
 
     return most_likely

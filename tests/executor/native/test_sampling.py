@@ -112,7 +112,7 @@ def _is_next_to(logits: torch.Tensor, sequence: SequenceState, token: int) -> bo
         similar.sampling = replace(sampling, top_p=sampling.top_p + growth)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("executor.sampler.uniform", lambda *_, shifted=shifted: shifted)
-            if TorchSampler().sample(logits, [0], [similar]).token_ids == [token]:
+            if TorchSampler().sample(logits, [0], [similar]).finish().token_ids == [token]:
                 return True
     return False
 
@@ -127,7 +127,8 @@ def test_the_same_numbers_give_the_same_tokens_as_in_torch(make, rng, vocab_size
         before = logits.clone()
         sequences = [_random_sequence(rng, vocab_size) for _ in range(24)]
         rows = [rng.randrange(6) for _ in sequences]
-        found, expected = native.sample(logits, rows, sequences), reference.sample(logits, rows, sequences)
+        found = native.sample(logits, rows, sequences).finish()
+        expected = reference.sample(logits, rows, sequences).finish()
         assert torch.equal(logits, before)
         for row, sequence, token, other in zip(rows, sequences, found.token_ids, expected.token_ids, strict=True):
             if token != other:
@@ -150,12 +151,12 @@ def test_candidates_are_those_of_torch(make, rng, vocab_size):
     rows = [rng.randrange(4) for _ in sequences]
     for sequence in sequences:
         sequence.num_candidates = rng.choice([1, 4, 100, 10**6])
-    found = make(vocab_size).candidates(logits, rows, sequences)
-    expected = TorchSampler().candidates(logits, rows, sequences)
+    found = make(vocab_size).candidates(logits, rows, sequences)()
+    expected = TorchSampler().candidates(logits, rows, sequences)()
     everything = [sequence.fork(0, 0) for sequence in sequences]
     for sequence in everything:
         sequence.num_candidates = vocab_size
-    lists = TorchSampler().candidates(logits, rows, everything)
+    lists = TorchSampler().candidates(logits, rows, everything)()
     for (tokens, logprobs), (_, wanted), whole in zip(found, expected, lists, strict=True):
         assert logprobs == pytest.approx(wanted, abs=1e-4)
         assert len(set(tokens)) == len(tokens)
@@ -166,7 +167,7 @@ def test_candidates_are_those_of_torch(make, rng, vocab_size):
 def test_logprobs_of_equally_likely_tokens_come_in_the_order_of_ids(make):
     logits = (torch.arange(3000) % 3).float()[None]
     sequence = _sequence(SamplingParams(temperature=0, logprobs=1100))
-    (token,), (report,), _ = make(3000).sample(logits, [0], [sequence])
+    (token,), (report,), _ = make(3000).sample(logits, [0], [sequence]).finish()
     assert token == 2
     assert report.top_token_ids == [*range(2, 3000, 3), *range(1, 300, 3)]
     assert report.top_logprobs == sorted(report.top_logprobs, reverse=True)
@@ -178,10 +179,10 @@ def test_a_draw_does_not_depend_on_its_neighbours_nor_on_the_threads(make, rng):
     logits = _random_logits(rng, 8, vocab_size)
     sequences = [_random_sequence(rng, vocab_size) for _ in range(40)]
     rows = [rng.randrange(8) for _ in sequences]
-    together = make(vocab_size, threads=2).sample(logits, rows, sequences)
+    together = make(vocab_size, threads=2).sample(logits, rows, sequences).finish()
     alone = make(vocab_size, threads=1)
     for i, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
-        token, report, score = alone.sample(logits[row : row + 1].clone(), [0], [sequence])
+        token, report, score = alone.sample(logits[row : row + 1].clone(), [0], [sequence]).finish()
         assert token == [together.token_ids[i]]
         if report:
             assert report == [together.logprobs[i]]
@@ -200,12 +201,12 @@ def test_logits_that_are_no_numbers_harm_nobody(make, temperature, bad):
     sampler = make(vocab_size)
     for sampling in (params, SamplingParams(temperature=temperature), SamplingParams(temperature=1.0, top_p=0.9)):
         sequences = [_sequence(sampling, sample_index=i) for i in range(3)]
-        tokens = sampler.sample(logits, range(3), sequences).token_ids
+        tokens = sampler.sample(logits, range(3), sequences).finish().token_ids
         assert all(0 <= token < vocab_size for token in tokens)
         assert (tokens[1] == 3) if bad == torch.inf else (tokens[1] not in (3, 50, 99))
-        assert tokens[2:] == TorchSampler().sample(logits, [2], sequences[2:]).token_ids
+        assert tokens[2:] == TorchSampler().sample(logits, [2], sequences[2:]).finish().token_ids
     beams = [_sequence(params, num_candidates=vocab_size) for _ in range(3)]
-    for tokens, _ in sampler.candidates(logits, range(3), beams):
+    for tokens, _ in sampler.candidates(logits, range(3), beams)():
         assert sorted(tokens) == list(range(vocab_size))
 
 
@@ -220,7 +221,7 @@ def test_most_of_a_large_vocabulary_can_be_kept(make):
         (SamplingParams(top_k=20000, top_p=0.5), 10000),
     ):
         sequences = [_sequence(params, sample_index=i) for i in range(60)]
-        tokens = sampler.sample(logits, [0] * 60, sequences).token_ids
+        tokens = sampler.sample(logits, [0] * 60, sequences).finish().token_ids
         assert 0.9 * kept < max(tokens) < kept
 
 
@@ -234,7 +235,7 @@ def test_penalties_of_a_long_output(make, rng):
     pair = [_sequence(SamplingParams(temperature=0, penalties=penalties), prompt, 30) for _ in range(2)]
     for _ in range(300):
         for sampler, sequence in zip((native, reference), pair, strict=True):
-            sequence.token_ids.extend(sampler.sample(logits, [0], [sequence]).token_ids)
+            sequence.token_ids.extend(sampler.sample(logits, [0], [sequence]).finish().token_ids)
     assert pair[0].token_ids == pair[1].token_ids
     assert len(set(pair[0].token_ids[30:])) > 50
 
@@ -243,10 +244,10 @@ def test_copies_of_a_sequence_go_their_own_ways(make):
     sampler = make(50)
     logits = torch.zeros(1, 50)
     parent = _sequence(SamplingParams(temperature=1.0, seed=3))
-    assert sampler.sample(logits, [0], [parent]).token_ids
+    assert sampler.sample(logits, [0], [parent]).finish().token_ids
     children = [parent.fork(i, i) for i in range(40)]
-    tokens = sampler.sample(logits, [0] * 40, children).token_ids
-    assert tokens == TorchSampler().sample(logits, [0] * 40, children).token_ids
+    tokens = sampler.sample(logits, [0] * 40, children).finish().token_ids
+    assert tokens == TorchSampler().sample(logits, [0] * 40, children).finish().token_ids
     assert len(set(tokens)) > 10
 
 
@@ -258,4 +259,4 @@ def test_other_logits_are_refused(make):
         (torch.zeros(1, 49), "logits of 49 tokens for a vocabulary of 50"),
     ):
         with pytest.raises(ValueError, match=message):
-            sampler.sample(logits, [0], sequences)
+            sampler.sample(logits, [0], sequences).finish()

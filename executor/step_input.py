@@ -1,0 +1,45 @@
+"""The tokens of a step as the decoder takes them, brought to the device in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor.decoder import DecoderInput
+from executor.model_runner import Row
+
+
+def step_input(rows: Sequence[Row], device: torch.device, *, every_token: bool = False) -> DecoderInput:
+    """All tokens of the rows. Those that only the device knows yet are taken from there; the host waits for nothing.
+
+    Args:
+        every_token: the logits of all tokens are wanted, not only of the rows' last ones that end their sequences.
+    """
+    counts = np.array([row.num_tokens for row in rows], dtype=np.int64)
+    last = np.cumsum(counts) - 1
+    num_tokens = int(last[-1]) + 1
+    pending = [(i, row.sequence.pending) for i, row in enumerate(rows) if row.sequence.pending is not None]
+    columns: list[npt.NDArray[np.int64]] = [
+        np.concatenate([row.sequence.token_ids[row.sequence.num_computed : row.end] for row in rows]),
+        np.concatenate([np.arange(row.sequence.num_computed, row.end, dtype=np.int64) for row in rows]),
+        np.repeat(np.array([row.sequence.prompt_length for row in rows], dtype=np.int64), counts),
+        np.arange(num_tokens) if every_token else last[[row.reaches_last for row in rows]],
+        last[[i for i, _ in pending]],
+        np.array([token.index for _, token in pending], dtype=np.int64),
+    ]
+    token_ids, positions, prompt_lengths, sampled, places, indices = copied_to(columns, device)
+    if pending:
+        # All that is pending was sampled in the step before.
+        token_ids.index_copy_(0, places, pending[0][1].tokens.index_select(0, indices))
+    return DecoderInput(token_ids, positions, prompt_lengths, sampled)
+
+
+def copied_to(columns: Sequence[npt.NDArray[np.int64]], device: torch.device) -> Sequence[torch.Tensor]:
+    """The columns on the device, by one copy; on a CPU the host's own memory."""
+    sizes = [len(column) for column in columns]
+    staged = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate(columns, out=staged.numpy())
+    return torch.split(staged.to(device, non_blocking=True), sizes)

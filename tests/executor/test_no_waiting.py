@@ -1,0 +1,78 @@
+"""Drawing tokens puts work in a GPU's line and reads nothing back before the end."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from executor.samplers import TorchSampler
+from executor.sequences import SequenceState
+from executor.step import Penalties, SamplingParams
+
+_VOCAB = 3000
+_PENALTIES = Penalties(presence=0.5, frequency=0.2, repetition=1.2, logit_bias={5: 2.0})
+_KINDS = {
+    "greedy": SamplingParams(temperature=0),
+    "random": SamplingParams(seed=3),
+    "top-p": SamplingParams(top_p=0.9, seed=4),
+    "top-p of nearly all": SamplingParams(temperature=10.0, top_p=0.99, seed=5),
+    "top-k, min-p": SamplingParams(top_k=7, top_p=0.9, min_p=0.05, seed=6),
+    "penalties": SamplingParams(penalties=_PENALTIES, seed=7),
+    "stop tokens": SamplingParams(min_tokens=100, stop_token_ids=(4, _VOCAB), seed=8),
+    "logprobs": SamplingParams(temperature=0, logprobs=3),
+}
+
+
+def _sequence(params, *, num_candidates=0, ranked=False):
+    tokens = array("q", range(30))
+    return SequenceState(0, tokens, 20, 30, array("q"), 0, params, num_candidates, ranked)
+
+
+def _everything(params):
+    return [_sequence(params), _sequence(params, ranked=True)]
+
+
+@pytest.mark.parametrize("params", _KINDS.values(), ids=_KINDS.keys())
+def test_no_number_is_read_to_decide_what_to_do(params):
+    """A tensor without data stands in for a GPU's: it can't be read, and what has a size that data decides can't be."""
+    logits = torch.empty(2, _VOCAB, device="meta")
+    drawn = TorchSampler().sample(logits, [1, 0], _everything(params))
+    assert drawn.tokens is not None
+    assert drawn.tokens.shape == (2,)
+    TorchSampler().candidates(logits, [1], [_sequence(params, num_candidates=4)])
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """Whatever makes the host wait for the GPU raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("kinds", [*([kind] for kind in _KINDS), [*_KINDS]], ids=lambda kinds: " and ".join(kinds))
+def test_a_gpu_draws_the_same_and_the_host_goes_on(strict, kinds):
+    logits = 3 * torch.randn(2, _VOCAB)
+    on_gpu = logits.pin_memory().to("cuda", non_blocking=True)
+    sequences = [each for kind in kinds for each in _everything(_KINDS[kind])]
+    beams = [_sequence(_KINDS[kind], num_candidates=4) for kind in kinds]
+    rows = [0, 1] * len(kinds)
+    drawn = TorchSampler().sample(on_gpu, rows, sequences)
+    lists = TorchSampler().candidates(on_gpu, rows[: len(beams)], beams)
+    end = torch.cuda.Event()
+    end.record()
+    end.synchronize()
+    expected = TorchSampler().sample(logits, rows, sequences).finish()
+    found = drawn.finish()
+    assert found.token_ids == expected.token_ids
+    assert found.scores == pytest.approx(expected.scores, abs=1e-4)
+    assert [report and report.top_token_ids for report in found.logprobs] == [
+        report and report.top_token_ids for report in expected.logprobs
+    ]
+    for mine, other in zip(lists(), TorchSampler().candidates(logits, rows[: len(beams)], beams)(), strict=True):
+        assert mine[0] == other[0]
+        assert mine[1] == pytest.approx(other[1], abs=1e-4)

@@ -184,7 +184,7 @@ def _read(text: str, kind: Any) -> Any:
 
 def main() -> None:
     """Answers one set of requests a line until there are no more."""
-    from services.executor.server import load  # takes seconds
+    from services.executor.loading import load  # takes seconds
 
     values = json.loads(sys.argv[1])
     values["model"] = resolve_model(values["model"])

@@ -12,17 +12,17 @@ import torch
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
 from executor.executor import Executor, ExecutorInfo
-from executor.families import family_of
+from executor.families import Family, family_of
 from executor.free_memory import free_memory
 from executor.host_arena import HostArena
 from executor.memory_budget import blocks_in, parse_budget
-from executor.model_choice import DECODERS, KV_DTYPES, QUANTIZATIONS, load_model
+from executor.model_choice import DECODERS, KV_DTYPES, QUANTIZATIONS, check_decoder, load_model
 from executor.progress import Progress, tell_nobody
 from executor.settings import ExecutorSettings
 from executor.tensor_parallel import ALONE, Ranks
 from executor.tensor_parallel.samplers import rank_sampler
 from executor.torch_formats import ATTENTION_BACKENDS, DTYPES
-from executor.weights import open_checkpoint
+from executor.weights import Checkpoint, open_checkpoint, shard
 
 _log = logging.getLogger(__name__)
 
@@ -36,21 +36,19 @@ def load_executor(
     """Reads the model, takes the memory for its blocks, puts them together and measures how fast that is.
 
     Args:
-        ranks: joined on `rank_device`, as many as the settings say; all of them must be told the same.
+        ranks: joined on the device that `check_loadable` names, as many as the settings say; all are told the same.
 
     Raises:
         SettingsError: a setting is malformed, or impossible here.
         CheckpointError: the model's files are incomplete or contradict themselves.
         UnsupportedModel: the decoder can't run it.
     """
-    _check_settings(settings)
     assert ranks.size == settings.tensor_parallel_size
+    _check_settings(settings)
     if settings.threads is not None or ranks.size > 1:
         torch.set_num_threads(max(1, (settings.threads or torch.get_num_threads()) // ranks.size))
-    device = rank_device(settings, ranks.index)
-    checkpoint = open_checkpoint(settings.model)
-    family = family_of(checkpoint.config)
-    model = family.describe(checkpoint.config)
+    device = _device(settings, ranks.index)
+    checkpoint, family, model = _open(settings)
     max_model_len = _max_model_len(settings.max_model_len, model)
 
     loaded, dtype = load_model(settings, checkpoint, family, model, device, on_progress, ranks)
@@ -80,6 +78,30 @@ def load_executor(
     return Executor(loaded.runner(arena), host, info, clock, rank_sampler(loaded.sampler(), ranks), ranks)
 
 
+def check_loadable(settings: ExecutorSettings, rank: int) -> torch.device:
+    """Refuses what `load_executor` would before it reads any weight.
+
+    Returns:
+        Where a rank computes: each on a GPU of its own, or all on the CPU.
+
+    Raises:
+        SettingsError, CheckpointError, UnsupportedModel: as there.
+    """
+    _check_settings(settings)
+    device = _device(settings, rank)
+    check_decoder(settings, device)
+    _, _, model = _open(settings)
+    _max_model_len(settings.max_model_len, model)
+    shard(model, rank, settings.tensor_parallel_size)
+    return device
+
+
+def _open(settings: ExecutorSettings) -> tuple[Checkpoint, Family, DecoderDescription]:
+    checkpoint = open_checkpoint(settings.model)
+    family = family_of(checkpoint.config)
+    return checkpoint, family, family.describe(checkpoint.config)
+
+
 def _check_settings(settings: ExecutorSettings) -> None:
     counts = ("block_size", "max_batched_tokens", "max_sequences", "max_model_len", "threads", "tensor_parallel_size")
     for name in counts:
@@ -106,12 +128,7 @@ def _check_settings(settings: ExecutorSettings) -> None:
     _host_budget(settings.host_memory, lambda: 0)
 
 
-def rank_device(settings: ExecutorSettings, rank: int) -> torch.device:
-    """Where a rank computes: each on a GPU of its own, or all on the CPU.
-
-    Raises:
-        SettingsError: there are no such GPUs.
-    """
+def _device(settings: ExecutorSettings, rank: int) -> torch.device:
     name, size = settings.device, settings.tensor_parallel_size
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("device cuda: there is no usable GPU")

@@ -74,6 +74,11 @@ def load_model(
     return native, dtype
 
 
+def check_decoder(settings: ExecutorSettings, device: torch.device) -> None:
+    """Raises SettingsError where the decoder that is wanted can't compute the model."""
+    _library(settings, device)
+
+
 def _library(settings: ExecutorSettings, device: torch.device) -> Library | None:
     """The native kernels, where they are to compute the whole model."""
     obstacle = _obstacle(settings, device)

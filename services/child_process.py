@@ -81,7 +81,7 @@ class ChildProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(self.name),
+            env=environment_of(self.name),
             start_new_session=True,
             limit=_LONGEST_LINE_BYTES,
         )
@@ -162,7 +162,8 @@ def stop_with_stdin() -> None:
     threading.Thread(target=watch, name="stop-with-stdin", daemon=True).start()
 
 
-def _environment(name: str) -> dict[str, str]:
+def environment_of(name: str) -> dict[str, str]:
+    """Of a child process of this name, which begins with its service's."""
     package_root = str(Path(services.__file__).parent.parent)
     environment = os.environ | {
         "PYTHONUNBUFFERED": "1",

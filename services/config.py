@@ -219,6 +219,12 @@ class ExecutorConfig(ServiceConfig):
         None, "Most tokens of a prompt and its answer together; the model's own limit when absent.", minimum=1
     )
     threads: int | None = setting(None, "CPU threads of the model; as many as there are cores when absent.", minimum=1)
+    tensor_parallel_size: int = setting(
+        1,
+        "Processes that compute the model together, each with its part of the weights and of the key/value heads: one"
+        " for each GPU, from the first on. On a CPU they share threads and memory.",
+        minimum=1,
+    )
     quantize: Quantize = setting("none", "Keep the weights in int8 or int4 on a CPU: faster, a little less exact.")
     kv_dtype: KvDtype = setting(
         "auto",

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 BROKEN_EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h."""
 
+UNUSABLE_EXIT_CODE = 2
+"""The process can't run as it was told to."""
+
 
 class Service(Protocol):
     """What a process does."""

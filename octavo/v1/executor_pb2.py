@@ -26,7 +26,7 @@ from octavo.v1 import common_pb2 as octavo_dot_v1_dot_common__pb2
 from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18octavo/v1/executor.proto\x12\toctavo.v1\x1a\x16octavo/v1/common.proto\x1a\x19octavo/v1/inference.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x99\x02\n\x10\x44\x65scribeResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.octavo.v1.Model\x12\x17\n\x0f\x62ytes_per_block\x18\x02 \x01(\x03\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x07 \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x08 \x01(\x05\x12!\n\x06speeds\x18\t \x01(\x0b\x32\x11.octavo.v1.Speeds\x12\x1a\n\x12max_batched_tokens\x18\x0b \x01(\x05\x12\x15\n\rmax_sequences\x18\x0c \x01(\x05\"~\n\x06Speeds\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x1d\n\x15swap_out_blocks_per_s\x18\x02 \x01(\x01\x12\x1c\n\x14swap_in_blocks_per_s\x18\x03 \x01(\x01\x12\x19\n\x11\x63opy_blocks_per_s\x18\x04 \x01(\x01\"5\n\x0e\x45xecuteRequest\x12#\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.octavo.v1.StepBatch\"8\n\x0f\x45xecuteResponse\x12%\n\x06result\x18\x01 \x01(\x0b\x32\x15.octavo.v1.StepResult\"\xdb\x02\n\tStepBatch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x66orget\x18\x03 \x01(\x0c\x12-\n\rnew_sequences\x18\x04 \x03(\x0b\x32\x16.octavo.v1.NewSequence\x12\x13\n\x0btable_edits\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_copies\x18\x06 \x01(\x0c\x12\x18\n\x10row_sequence_ids\x18\x07 \x01(\x0c\x12\x16\n\x0erow_num_tokens\x18\x08 \x01(\x0c\x12\x1e\n\x05\x66orks\x18\t \x03(\x0b\x32\x0f.octavo.v1.Fork\x12\'\n\x06traces\x18\n \x03(\x0b\x32\x17.octavo.v1.TraceContext\x12\x10\n\x08\x62ranches\x18\x0b \x01(\x0c\x12\x15\n\rchosen_tokens\x18\x0c \x01(\x0c\x12\x11\n\tswaps_out\x18\r \x01(\x0c\x12\x10\n\x08swaps_in\x18\x0e \x01(\x0c\"\xe2\x01\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x15\n\rprompt_length\x18\x03 \x01(\x05\x12\x14\n\x0cnum_computed\x18\x04 \x01(\x05\x12\x13\n\x0b\x62lock_table\x18\x05 \x01(\x0c\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\x12\x16\n\x0enum_candidates\x18\x08 \x01(\x05\x12\x0e\n\x06ranked\x18\t \x01(\x08\">\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x03\x12\x1a\n\x12\x63hild_sequence_ids\x18\x02 \x01(\x0c\"\xf1\x01\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x13\n\x0b\x64uration_us\x18\x06 \x01(\x03\x12\x0e\n\x06scores\x18\x07 \x01(\x0c\x12)\n\ncandidates\x18\x08 \x03(\x0b\x32\x15.octavo.v1.Candidates\x12!\n\x06speeds\x18\t \x01(\x0b\x32\x11.octavo.v1.Speeds\"F\n\nCandidates\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x32\x9c\x01\n\x0f\x45xecutorService\x12\x43\n\x08\x44\x65scribe\x12\x1a.octavo.v1.DescribeRequest\x1a\x1b.octavo.v1.DescribeResponse\x12\x44\n\x07\x45xecute\x12\x19.octavo.v1.ExecuteRequest\x1a\x1a.octavo.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18octavo/v1/executor.proto\x12\toctavo.v1\x1a\x16octavo/v1/common.proto\x1a\x19octavo/v1/inference.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xb7\x02\n\x10\x44\x65scribeResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.octavo.v1.Model\x12\x17\n\x0f\x62ytes_per_block\x18\x02 \x01(\x03\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x07 \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x08 \x01(\x05\x12!\n\x06speeds\x18\t \x01(\x0b\x32\x11.octavo.v1.Speeds\x12\x1c\n\x14tensor_parallel_size\x18\n \x01(\x05\x12\x1a\n\x12max_batched_tokens\x18\x0b \x01(\x05\x12\x15\n\rmax_sequences\x18\x0c \x01(\x05\"~\n\x06Speeds\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x1d\n\x15swap_out_blocks_per_s\x18\x02 \x01(\x01\x12\x1c\n\x14swap_in_blocks_per_s\x18\x03 \x01(\x01\x12\x19\n\x11\x63opy_blocks_per_s\x18\x04 \x01(\x01\"5\n\x0e\x45xecuteRequest\x12#\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.octavo.v1.StepBatch\"8\n\x0f\x45xecuteResponse\x12%\n\x06result\x18\x01 \x01(\x0b\x32\x15.octavo.v1.StepResult\"\xdb\x02\n\tStepBatch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x66orget\x18\x03 \x01(\x0c\x12-\n\rnew_sequences\x18\x04 \x03(\x0b\x32\x16.octavo.v1.NewSequence\x12\x13\n\x0btable_edits\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_copies\x18\x06 \x01(\x0c\x12\x18\n\x10row_sequence_ids\x18\x07 \x01(\x0c\x12\x16\n\x0erow_num_tokens\x18\x08 \x01(\x0c\x12\x1e\n\x05\x66orks\x18\t \x03(\x0b\x32\x0f.octavo.v1.Fork\x12\'\n\x06traces\x18\n \x03(\x0b\x32\x17.octavo.v1.TraceContext\x12\x10\n\x08\x62ranches\x18\x0b \x01(\x0c\x12\x15\n\rchosen_tokens\x18\x0c \x01(\x0c\x12\x11\n\tswaps_out\x18\r \x01(\x0c\x12\x10\n\x08swaps_in\x18\x0e \x01(\x0c\"\xe2\x01\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x15\n\rprompt_length\x18\x03 \x01(\x05\x12\x14\n\x0cnum_computed\x18\x04 \x01(\x05\x12\x13\n\x0b\x62lock_table\x18\x05 \x01(\x0c\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\x12\x16\n\x0enum_candidates\x18\x08 \x01(\x05\x12\x0e\n\x06ranked\x18\t \x01(\x08\">\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x03\x12\x1a\n\x12\x63hild_sequence_ids\x18\x02 \x01(\x0c\"\xf1\x01\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x13\n\x0b\x64uration_us\x18\x06 \x01(\x03\x12\x0e\n\x06scores\x18\x07 \x01(\x0c\x12)\n\ncandidates\x18\x08 \x03(\x0b\x32\x15.octavo.v1.Candidates\x12!\n\x06speeds\x18\t \x01(\x0b\x32\x11.octavo.v1.Speeds\"F\n\nCandidates\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x32\x9c\x01\n\x0f\x45xecutorService\x12\x43\n\x08\x44\x65scribe\x12\x1a.octavo.v1.DescribeRequest\x1a\x1b.octavo.v1.DescribeResponse\x12\x44\n\x07\x45xecute\x12\x19.octavo.v1.ExecuteRequest\x1a\x1a.octavo.v1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=90
   _globals['_DESCRIBEREQUEST']._serialized_end=107
   _globals['_DESCRIBERESPONSE']._serialized_start=110
-  _globals['_DESCRIBERESPONSE']._serialized_end=391
-  _globals['_SPEEDS']._serialized_start=393
-  _globals['_SPEEDS']._serialized_end=519
-  _globals['_EXECUTEREQUEST']._serialized_start=521
-  _globals['_EXECUTEREQUEST']._serialized_end=574
-  _globals['_EXECUTERESPONSE']._serialized_start=576
-  _globals['_EXECUTERESPONSE']._serialized_end=632
-  _globals['_STEPBATCH']._serialized_start=635
-  _globals['_STEPBATCH']._serialized_end=982
-  _globals['_NEWSEQUENCE']._serialized_start=985
-  _globals['_NEWSEQUENCE']._serialized_end=1211
-  _globals['_FORK']._serialized_start=1213
-  _globals['_FORK']._serialized_end=1275
-  _globals['_STEPRESULT']._serialized_start=1278
-  _globals['_STEPRESULT']._serialized_end=1519
-  _globals['_CANDIDATES']._serialized_start=1521
-  _globals['_CANDIDATES']._serialized_end=1591
-  _globals['_EXECUTORSERVICE']._serialized_start=1594
-  _globals['_EXECUTORSERVICE']._serialized_end=1750
+  _globals['_DESCRIBERESPONSE']._serialized_end=421
+  _globals['_SPEEDS']._serialized_start=423
+  _globals['_SPEEDS']._serialized_end=549
+  _globals['_EXECUTEREQUEST']._serialized_start=551
+  _globals['_EXECUTEREQUEST']._serialized_end=604
+  _globals['_EXECUTERESPONSE']._serialized_start=606
+  _globals['_EXECUTERESPONSE']._serialized_end=662
+  _globals['_STEPBATCH']._serialized_start=665
+  _globals['_STEPBATCH']._serialized_end=1012
+  _globals['_NEWSEQUENCE']._serialized_start=1015
+  _globals['_NEWSEQUENCE']._serialized_end=1241
+  _globals['_FORK']._serialized_start=1243
+  _globals['_FORK']._serialized_end=1305
+  _globals['_STEPRESULT']._serialized_start=1308
+  _globals['_STEPRESULT']._serialized_end=1549
+  _globals['_CANDIDATES']._serialized_start=1551
+  _globals['_CANDIDATES']._serialized_end=1621
+  _globals['_EXECUTORSERVICE']._serialized_start=1624
+  _globals['_EXECUTORSERVICE']._serialized_end=1780
 # @@protoc_insertion_point(module_scope)

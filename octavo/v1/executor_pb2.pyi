@@ -13,7 +13,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "bytes_per_block", "incarnation", "epoch", "device", "dtype", "attention_backend", "num_host_blocks", "speeds", "max_batched_tokens", "max_sequences")
+    __slots__ = ("model", "bytes_per_block", "incarnation", "epoch", "device", "dtype", "attention_backend", "num_host_blocks", "speeds", "tensor_parallel_size", "max_batched_tokens", "max_sequences")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class DescribeResponse(_message.Message):
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     model: _inference_pb2.Model
@@ -34,9 +35,10 @@ class DescribeResponse(_message.Message):
     attention_backend: str
     num_host_blocks: int
     speeds: Speeds
+    tensor_parallel_size: int
     max_batched_tokens: int
     max_sequences: int
-    def __init__(self, model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., bytes_per_block: _Optional[int] = ..., incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., max_batched_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., bytes_per_block: _Optional[int] = ..., incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., tensor_parallel_size: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ...) -> None: ...
 
 class Speeds(_message.Message):
     __slots__ = ("prefill_tokens_per_s", "swap_out_blocks_per_s", "swap_in_blocks_per_s", "copy_blocks_per_s")

@@ -148,6 +148,7 @@ def encode_description(info: ExecutorInfo, epoch: int, speeds: Speeds) -> execut
         max_batched_tokens=info.max_batched_tokens,
         max_sequences=info.max_sequences,
         speeds=_encode_speeds(speeds),
+        tensor_parallel_size=info.tensor_parallel_size,
     )
 
 

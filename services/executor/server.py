@@ -5,32 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from executor.errors import CheckpointError, SettingsError, UnsupportedModel
 from executor.executor import Executor
-from executor.loader import load_executor
-from executor.settings import ExecutorSettings
 from executor.step import BatchRefused
 from executor.under_way import UnderWay
 from octavo.v1 import executor_pb2
-from services.config import ConfigError, ExecutorConfig, cache_folder
+from services.config import ExecutorConfig
 from services.executor.codec import decode_batch, encode_description, encode_result
+from services.executor.leading_rank import LeadingRank
+from services.executor.loading import load
 from services.executor.step_thread import Outcome, StepThread
 from services.process import run_service
-from services.progress import ProgressLog
 from services.rpc.server import Context, RpcServer
 from services.telemetry.tracing import SpanRecord, Tracing, make_tracing
 
 log = logging.getLogger(__name__)
 
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+
+
+def _go_on(error: Exception) -> None:
+    """What one rank alone makes of a failed step: whoever sent it starts anew."""
 
 
 class ExecutorServicer:
@@ -40,12 +41,20 @@ class ExecutorServicer:
 
     Args:
         on_call: told of each stream of steps as it starts.
+        on_broken: told of what went wrong in the middle of a step, before whoever sent it is.
     """
 
-    def __init__(self, executor: Executor, tracing: Tracing, on_call: Callable[[Context], None]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        tracing: Tracing,
+        on_call: Callable[[Context], None],
+        on_broken: Callable[[Exception], None] = _go_on,
+    ) -> None:
         self._executor = executor
         self._tracing = tracing
         self._on_call = on_call
+        self._on_broken = on_broken
         self._thread = StepThread(self._launch)
         self._draining = asyncio.Event()
 
@@ -104,10 +113,12 @@ class ExecutorServicer:
         start = time.perf_counter_ns()
         message = executor_pb2.ExecuteRequest.FromString(data).batch
         batch = decode_batch(message)
-        under_way = self._executor.launch(batch)
+        with self._telling():
+            under_way = self._executor.launch(batch)
 
         def finish() -> bytes:
-            result = under_way.result()
+            with self._telling():
+                result = under_way.result()
             duration_ns = time.perf_counter_ns() - start
             if message.traces:
                 attributes = {
@@ -120,6 +131,17 @@ class ExecutorServicer:
             return encode_result(result, duration_ns // 1000).SerializeToString()
 
         return _LaunchedStep(under_way, finish)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tells of what goes wrong in a step."""
+        try:
+            yield
+        except BatchRefused:
+            raise
+        except Exception as error:
+            self._on_broken(error)
+            raise
 
     async def drain(self) -> None:
         """Lets steps that are under way finish, and ends the streams."""
@@ -155,14 +177,22 @@ class ExecutorService:
         self._config = config
         self._tracing = make_tracing("octavo-executor", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE])
+        self._ranks: LeadingRank | None = None
 
     async def start(self) -> None:
-        loader = asyncio.get_running_loop().run_in_executor(None, load, self._config)
+        loader = asyncio.get_running_loop().run_in_executor(None, self._load)
         executor = await loader
-        self._servicer = ExecutorServicer(executor, self._tracing, self._server.count)
+        on_broken = self._ranks.break_off if self._ranks else _go_on
+        self._servicer = ExecutorServicer(executor, self._tracing, self._server.count, on_broken)
         self._server.grpc.add_generic_rpc_handlers([self._servicer.handlers()])
         await self._server.start()
         await self._server.set_serving(True)
+
+    def _load(self) -> Executor:
+        if self._config.tensor_parallel_size == 1:
+            return load(self._config)
+        self._ranks = LeadingRank(self._config)
+        return self._ranks.load()
 
     async def run(self) -> None:
         await asyncio.get_running_loop().create_future()
@@ -172,53 +202,9 @@ class ExecutorService:
         await self._servicer.drain()
         await self._server.stop(self._config.drain_seconds)
         self._servicer.close()
+        if self._ranks is not None:
+            self._ranks.stop()
         self._tracing.shutdown()
-
-
-def load(config: ExecutorConfig) -> Executor:
-    """An executor as it is configured.
-
-    Raises:
-        ConfigError: the model can't be loaded.
-    """
-    start = time.perf_counter()
-    settings = ExecutorSettings(
-        model=Path(config.model),
-        model_name=config.model_name,
-        dtype=config.dtype,
-        device=config.device,
-        block_size=config.block_size,
-        kv_memory=config.kv_memory,
-        host_memory=config.host_memory,
-        max_batched_tokens=config.max_batched_tokens,
-        max_sequences=config.max_sequences,
-        max_model_len=config.max_model_len,
-        threads=config.threads,
-        decoder=config.decoder,
-        attention_backend=config.attention_backend,
-        quantize=config.quantize,
-        kv_dtype=config.kv_dtype,
-        cache=cache_folder() / "packed",
-    )
-    try:
-        executor = load_executor(settings, time.perf_counter, ProgressLog(log, time.monotonic))
-    except (CheckpointError, SettingsError, UnsupportedModel) as error:
-        raise ConfigError(str(error)) from error
-    info = executor.info
-    extra = {
-        "model": info.model_name,
-        "device": info.device,
-        "dtype": info.dtype,
-        "kernels": info.attention_backend,
-        "blocks": info.num_blocks,
-        "block_size": info.block_size,
-        "kv_bytes": info.num_blocks * info.bytes_per_block,
-        "host_blocks": info.num_host_blocks,
-        "prefill_tokens_per_s": round(executor.speeds.prefill_tokens_per_s),
-        "seconds": round(time.perf_counter() - start, 2),
-    }
-    log.info("model loaded", extra=extra)
-    return executor
 
 
 def run(config: ExecutorConfig) -> None:

@@ -201,8 +201,10 @@ def test_a_description():
         attention_backend="reference",
         eos_token_ids=(2,),
         incarnation="abc",
+        tensor_parallel_size=4,
     )
     message = encode_description(info, epoch=5, speeds=Speeds(prefill_tokens_per_s=99.0))
     assert (message.num_host_blocks, message.model.num_blocks, message.epoch) == (10, 40, 5)
     assert (message.max_batched_tokens, message.max_sequences) == (512, 64)
+    assert message.tensor_parallel_size == 4
     assert message.speeds == executor_pb2.Speeds(prefill_tokens_per_s=99.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,7 +13,7 @@ import pytest
 from kvmanager.request import FinishReason
 from kvmanager.spec import BeamParams
 from tests.integration import reference
-from tests.integration.models import Model
+from tests.integration.models import Model, random_prompt
 from tests.integration.reference import CLEAR, CLEAR_DRAW, Output
 from tests.integration.stack import Stack
 
@@ -124,3 +125,27 @@ def reachable_stops(model: Model, prompt: list[int], max_tokens: int, width: int
     """Tokens that beams come upon, early and late."""
     found = reference.beams(model, prompt, max_tokens, BeamParams(width), n=width)
     return (found[-1].token_ids[max_tokens // 3], found[0].token_ids[-3], found[-1].token_ids[-2])
+
+
+def clear_samples(model: Model, prompt: list[int], max_tokens: int, n: int) -> Case:
+    return first_clear(lambda seed: samples(model, prompt, max_tokens, n, seed))
+
+
+def clear_search(model: Model, length: int, max_tokens: int, params: BeamParams, n: int | None = None) -> Case:
+    return first_clear(lambda seed: beams(model, random_prompt(length, seed), max_tokens, params, n))
+
+
+@functools.cache
+def every_method(model: Model) -> list[Case]:
+    """One request of each kind, or two."""
+    prompts, max_tokens = model.prompts, 24
+    return [
+        greedy(model, prompts[6], max_tokens, repetition_penalty=1.3),
+        greedy(model, prompts[5], max_tokens),
+        clear_samples(model, prompts[3], max_tokens, n=1),
+        clear_search(model, 15, max_tokens, BeamParams(4)),
+        clear_samples(model, prompts[2], max_tokens, n=4),
+        clear_search(model, 10, max_tokens, BeamParams(6, 1.5), n=2),
+        first_clear(lambda seed: best_of(model, prompts[1], max_tokens, n=2, best_of=5, seed=seed)),
+        greedy(model, prompts[7], max_tokens),
+    ]

@@ -12,8 +12,8 @@ from kvmanager.cost_model import Preemption
 from kvmanager.spec import BeamParams, EarlyStopping
 from kvmanager.step import Speeds
 from tests.integration import cases
-from tests.integration.cases import Case, first_clear
-from tests.integration.models import Model, random_prompt
+from tests.integration.cases import Case
+from tests.integration.models import Model
 from tests.integration.stack import Stack
 
 MAX_TOKENS = 24
@@ -82,42 +82,21 @@ def greedy_requests(model: Model) -> list[Case]:
 
 @functools.cache
 def sampling_requests(model: Model) -> list[Case]:
-    return [clear_samples(model, prompt, n=3) for prompt in model.prompts]
+    return [cases.clear_samples(model, prompt, MAX_TOKENS, n=3) for prompt in model.prompts]
 
 
 @functools.cache
 def search_behind_others(model: Model) -> list[Case]:
     params = BeamParams(5, 0.8, EarlyStopping.NEVER)
-    return [*(cases.greedy(model, prompt, 40) for prompt in model.prompts[2:6]), clear_search(model, 21, params)]
+    return [
+        *(cases.greedy(model, prompt, 40) for prompt in model.prompts[2:6]),
+        cases.clear_search(model, 21, MAX_TOKENS, params),
+    ]
 
 
 @functools.cache
 def wide_searches(model: Model) -> list[Case]:
-    return [clear_search(model, length, BeamParams(6)) for length in (9, 14, 22)]
-
-
-@functools.cache
-def everything(model: Model) -> list[Case]:
-    """Every decoding method."""
-    prompts = model.prompts
-    return [
-        cases.greedy(model, prompts[6], MAX_TOKENS, repetition_penalty=1.3),
-        cases.greedy(model, prompts[5], MAX_TOKENS),
-        clear_samples(model, prompts[3], n=1),
-        clear_search(model, 15, BeamParams(4)),
-        clear_samples(model, prompts[2], n=4),
-        clear_search(model, 10, BeamParams(6, 1.5), n=2),
-        first_clear(lambda seed: cases.best_of(model, prompts[1], MAX_TOKENS, n=2, best_of=5, seed=seed)),
-        cases.greedy(model, prompts[7], MAX_TOKENS),
-    ]
-
-
-def clear_samples(model: Model, prompt: list[int], n: int) -> Case:
-    return first_clear(lambda seed: cases.samples(model, prompt, MAX_TOKENS, n, seed))
-
-
-def clear_search(model: Model, length: int, params: BeamParams, n: int | None = None) -> Case:
-    return first_clear(lambda seed: cases.beams(model, random_prompt(length, seed), MAX_TOKENS, params, n))
+    return [cases.clear_search(model, length, MAX_TOKENS, BeamParams(6)) for length in (9, 14, 22)]
 
 
 # Preempted
@@ -157,7 +136,7 @@ def test_searches_take_turns(tiny: Model, way: Way) -> None:
 @pytest.mark.parametrize("num_blocks", [60, 72, 88])
 def test_every_method_in_one_small_pool(tiny: Model, way: Way, num_blocks: int) -> None:
     stack = small_stack(tiny, way, block_size=4, num_tokens=4 * num_blocks, max_batched_tokens=32, max_sequences=32)
-    cases.run(stack, everything(tiny))
+    cases.run(stack, cases.every_method(tiny))
     check_counters(stack, way, range(8))
     if way.hows == {"swap"}:
         assert stack.manager.counters.swapped_in_blocks > 0

@@ -130,7 +130,7 @@ def _settings(llama, **changes):
 def test_each_rank_has_a_gpu_of_its_own(two_gpus, llama):
     settings = _settings(llama, tensor_parallel_size=2)
     assert [check_loadable(settings, rank) for rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    with pytest.raises(SettingsError, match="^tensor_parallel_size 4 needs 4 GPUs, there are 2$"):
+    with pytest.raises(SettingsError, match=r"^tensor_parallel_size 4 needs 4 GPUs, there are 2$"):
         check_loadable(_settings(llama, tensor_parallel_size=4, device="cuda"), rank=0)
     assert check_loadable(_settings(llama, tensor_parallel_size=4, device="cpu"), rank=3) == CPU
 

@@ -1,5 +1,6 @@
 """Attention over block tables."""
 
+import importlib
 from collections.abc import Callable
 
 from executor.attention.cpu import CpuAttention
@@ -15,9 +16,9 @@ from executor.attention.reference import ReferenceAttention
 
 
 def _triton() -> AnyBackend:
-    from executor.attention.triton.backend import TritonAttention  # not before it is asked for: there may be no Triton
-
-    return TritonAttention()
+    # Only when it is asked for: there may be no Triton.
+    backend: AnyBackend = importlib.import_module("executor.attention.triton.backend").TritonAttention()
+    return backend
 
 
 BACKENDS: dict[str, Callable[[], AnyBackend]] = {

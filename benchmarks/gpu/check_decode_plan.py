@@ -1,0 +1,120 @@
+"""Plans for decodes whose tensors stay where they are, filled with one step after another; on a GPU in a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from benchmarks.gpu.check_attention import LIMITS
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.paged_rows import PagedRows
+from benchmarks.gpu.reference import attention, relative_error
+from benchmarks.gpu.results import Checks
+from benchmarks.gpu.shapes import Shape
+from executor.attention import AnyBackend, AttentionParams, DecodePlan, StepLayout
+
+_BLOCK_SIZE = 16
+_MAX_ROWS = 8
+_STEPS = ((1, 100, 3000, 17, 16), (5,), (900, 31, 32, 33, 8000, 1, 2, 3))
+_TINY_STEPS = ((1, 20, 16), (33,))
+
+
+def check_decode_plan(machine: Machine, make_backend: Callable[[], AnyBackend], checks: Checks, seed: int) -> None:
+    """Checks that one plan computes steps of ever other rows."""
+    dtypes = (torch.float16,) if machine.tiny else (torch.float16, torch.bfloat16)
+    shapes = (
+        (Shape("tiny", 4, 2, 32),) if machine.tiny else (Shape("LLaMA-3 8B", 32, 8, 128), Shape("SmolLM2", 9, 3, 64))
+    )
+    for dtype in dtypes:
+        for shape in shapes:
+            checks.measure(
+                "decode plan",
+                LIMITS[dtype],
+                partial(_error, machine, make_backend, shape, dtype, seed),
+                heads=f"{shape.heads}/{shape.kv_heads} x {shape.head_dim}",
+                dtype=str(dtype).removeprefix("torch."),
+                graph=not machine.tiny,
+                seed=seed,
+            )
+
+
+def _error(
+    machine: Machine, make_backend: Callable[[], AnyBackend], shape: Shape, dtype: torch.dtype, seed: int
+) -> float:
+    contexts = _TINY_STEPS if machine.tiny else _STEPS
+    lengths = [length for step in contexts for length in step]
+    rows = PagedRows(
+        make_backend, shape, _BLOCK_SIZE, [(1, length) for length in lengths], dtype, dtype, machine.generator(seed)
+    )
+    rows.write_past(rows.keys, rows.values)
+    step = _Step(machine, rows, max(lengths))
+    first, worst = 0, 0.0
+    for step_lengths in contexts:
+        chosen = range(first, first + len(step_lengths))
+        worst = max(worst, step.error(chosen))
+        first += len(step_lengths)
+    return worst
+
+
+class _Step:
+    """Keys and values written and attended to, in tensors that stay where they are."""
+
+    def __init__(self, machine: Machine, rows: PagedRows, max_context: int) -> None:
+        self._rows = rows
+        self._params = AttentionParams(rows.shape.head_dim**-0.5)
+        plan = rows.backend.decode_plan(_MAX_ROWS, max_context, _BLOCK_SIZE, machine.device)
+        if plan is None:
+            raise ValueError(f"{rows.backend.name} has no plan for decodes")
+        self._plan: DecodePlan[object] = plan
+        self._queries, self._keys, self._values = (
+            torch.zeros((_MAX_ROWS, *part.shape[1:]), dtype=part.dtype, device=machine.device)
+            for part in (rows.queries, rows.keys[0], rows.values[0])
+        )
+        # Turned by nothing, so that the kernel which turns them is the one that runs.
+        self._angles = tuple(
+            torch.full((_MAX_ROWS, 1, rows.shape.head_dim // 2), entry, device=machine.device) for entry in (1.0, 0.0)
+        )
+        self._compute = machine.stopwatch.repeatable(self._call)
+
+    def error(self, chosen: range) -> float:
+        """Of a step of these rows.
+
+        Raises:
+            ValueError: more than the rows' own slots was written, or what empty rows attend to is not finite.
+        """
+        rows = self._rows
+        self._plan.fill(
+            StepLayout(
+                [1] * len(chosen),
+                [rows.layout.context_lengths[row] for row in chosen],
+                [rows.layout.block_tables[row] for row in chosen],
+                _BLOCK_SIZE,
+            )
+        )
+        count = len(chosen)
+        self._queries[:count] = rows.queries[chosen.start : chosen.stop]
+        for place, row in enumerate(chosen):
+            self._keys[place], self._values[place] = rows.keys[row][-1], rows.values[row][-1]
+        before = rows.bits().clone()
+        self._compute()
+        written = int((rows.bits() != before).sum())
+        if written > count * 2 * rows.shape.kv_heads * rows.shape.head_dim:
+            raise ValueError(f"{written} numbers were written for {count} rows")
+        if not bool(torch.isfinite(self._result).all()):
+            raise ValueError("a row that is empty attends to what is not finite")
+        return max(
+            relative_error(
+                self._result[place : place + 1],
+                attention(self._queries[place : place + 1], rows.keys[row], rows.values[row], self._params),
+            )
+            for place, row in enumerate(chosen)
+        )
+
+    def _call(self) -> None:
+        cosines, sines = self._angles
+        queries = self._plan.rotate_and_write(
+            self._rows.cache, self._queries, self._keys, self._values, (cosines, sines)
+        )
+        self._result = self._plan.attend(self._rows.cache, queries, self._params)

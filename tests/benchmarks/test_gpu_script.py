@@ -1,0 +1,103 @@
+"""The script for GPUs: what it calls right and wrong, and all of it once in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks.gpu.reference import attention, relative_error, rotated
+from benchmarks.gpu.results import Checks, within
+from executor.attention import AttentionParams
+from executor.rotary import rotate
+
+
+def _lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_what_does_not_hold_is_told(capsys):
+    def broken() -> float:
+        raise RuntimeError("no kernel")
+
+    checks = Checks()
+    checks.measure("good", 0.5, lambda: 0.4)
+    checks.measure("bad", 0.5, lambda: 0.6, dtype="float16")
+    checks.measure("never finite", 0.5, lambda: math.inf)
+    checks.measure("broken", 0.5, broken)
+    checks.holds("true", lambda: True)
+    checks.holds("false", lambda: False)
+    checks.skip("graphs", "there is no GPU")
+
+    lines = _lines(capsys.readouterr().out)
+    assert [line["check"] for line in lines if line.get("ok")] == ["good", "true"]
+    assert lines[3]["raised"] == "RuntimeError: no kernel"
+    summary = checks.summary()
+    assert summary["checks"] == 6
+    assert [name.split(":")[0] for name in summary["failed"]] == ["bad", "never finite", "broken", "false"]
+    assert summary["skipped"] == ["graphs"]
+
+
+def test_an_error_is_the_worst_vectors_and_nan_is_never_small():
+    expected = torch.tensor([[3.0, 4.0], [0.0, 1.0]], dtype=torch.float64)
+    assert relative_error(expected.float(), expected) == 0
+    assert relative_error(expected + torch.tensor([[0.0, 0.5], [0.0, 0.02]]), expected) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([[3.0, 4.0], [math.nan, 1.0]]), expected) == math.inf
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+@pytest.mark.parametrize("slopes", [(), (0.5, 0.25, 0.125, 0.0625)])
+def test_the_reference_is_attention_written_out(window, soft_cap, slopes):
+    queries, keys, values = torch.randn(3, 4, 8), torch.randn(7, 2, 8), torch.randn(7, 2, 8)
+    result = attention(queries, keys, values, AttentionParams(0.3, soft_cap, window, slopes))
+    for query in range(3):
+        at = 4 + query
+        seen = range(max(0, at - window + 1) if window else 0, at + 1)
+        for head in range(4):
+            scores = [0.3 * float(queries[query, head].double() @ keys[key, head // 2].double()) for key in seen]
+            scores = [soft_cap * math.tanh(score / soft_cap) if soft_cap else score for score in scores]
+            scores = [
+                score + (slopes[head] * (key - at) if slopes else 0) for score, key in zip(scores, seen, strict=True)
+            ]
+            weights = torch.softmax(torch.tensor(scores, dtype=torch.float64), 0)
+            expected = sum(weight * values[key, head // 2].double() for weight, key in zip(weights, seen, strict=True))
+            torch.testing.assert_close(result[query, head], expected)
+
+
+def test_the_reference_turns_as_the_decoder_does():
+    heads, angle = torch.randn(5, 3, 16, dtype=torch.float64), torch.randn(5, 1, 6, dtype=torch.float64)
+    torch.testing.assert_close(rotated(heads, (angle.cos(), angle.sin())), rotate(heads, angle.cos(), angle.sin()))
+
+
+def test_what_there_is_no_time_for_is_left_out(capsys):
+    assert list(within(60, "something", [1, 2])) == [1, 2]
+    assert list(within(-1, "decode", [1, 2])) == []
+    assert _lines(capsys.readouterr().out) == [{"part": "decode", "left_out": 2, "why": "the -1 s for it were over"}]
+
+
+@pytest.mark.slow
+def test_all_of_it_runs_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--check", "--time"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    assert run.returncode == 0, run.stderr + run.stdout
+    first, *lines, last = _lines(run.stdout)
+    assert first["machine"]["interpreted"] is True
+    assert {line["check"] for line in lines if line.get("ok")} == {
+        "attention",
+        "decode plan",
+        "block moves",
+        "greedy answers",
+    }
+    assert {line["part"] for line in lines if "part" in line} == {"decode", "prefill", "swaps", "step"}
+    summary = last["summary"]
+    assert summary["failed"] == []
+    assert summary["check"]["checks"] == len([line for line in lines if "limit" in line])
+    assert {"copy", "decode", "prefill", "swaps", "step"} <= summary.keys()

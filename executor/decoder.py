@@ -49,9 +49,9 @@ class Decoder(nn.Module):
         self._ranks = ranks
         self.rotary = RotaryEmbedding(model.positions) if isinstance(model.positions, RotaryPositions) else None
         with torch.device("meta"):
-            self.embedding = nn.Embedding(model.vocab_size, model.embedding_size)
+            self.embedding = _embedding(model.vocab_size, model.embedding_size)
             self.position_embedding = (
-                nn.Embedding(model.positions.num_embeddings, model.hidden_size)
+                _embedding(model.positions.num_embeddings, model.hidden_size)
                 if isinstance(model.positions, LearnedPositions)
                 else None
             )
@@ -166,6 +166,12 @@ _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
 }
+
+
+def _embedding(rows: int, size: int) -> nn.Embedding:
+    # One made otherwise has random numbers first: to make up those of no tensor, torch imports things for two seconds.
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, size))  # type: ignore[no-untyped-call]
+    return table
 
 
 def _norm(norm: Norm, size: int) -> nn.Module:

@@ -80,7 +80,9 @@ class Executor:
         self._sampler: Sampler = sampler or TorchSampler()
         self._timer = Timer(runner.device, clock)
         self._mover = make_mover(runner.arena, host, self._timer)
-        measured = measure_speeds(runner, host, self._mover, info.max_model_len, self._timer, ranks)
+        measured = measure_speeds(
+            runner, host, self._mover, min(info.max_model_len, info.max_batched_tokens), self._timer, ranks
+        )
         self._speeds = SpeedMeter(measured, self._timer)
         self._limits = Limits(
             num_blocks=info.num_blocks,

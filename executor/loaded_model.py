@@ -30,6 +30,10 @@ class LoadedModel(ABC):
     def runner(self, arena: BlockArena) -> ModelRunner:
         """Computes steps whose keys and values lie in that arena."""
 
+    def num_graphs(self, max_sequences: int) -> int:
+        """CUDA graphs that are captured for steps of up to so many decodes; memory is kept for them."""
+        return 0
+
     @abstractmethod
     def sampler(self) -> Sampler:
         """Chooses tokens from the runner's logits."""

@@ -10,19 +10,24 @@ from collections.abc import Callable
 import torch
 
 from executor.description import DecoderDescription
+from executor.device_memory import CudaMemory
 from executor.errors import SettingsError
 from executor.executor import Executor, ExecutorInfo
 from executor.families import Family, family_of
 from executor.free_memory import free_memory
+from executor.gpu_budget import profiled_blocks
 from executor.host_arena import HostArena
-from executor.memory_budget import blocks_in, parse_budget
+from executor.loaded_model import LoadedModel
+from executor.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, blocks_in, parse_budget, readable
 from executor.model_choice import DECODERS, KV_DTYPES, QUANTIZATIONS, check_decoder, load_model
+from executor.out_of_memory import refused_without_memory
 from executor.progress import Progress, tell_nobody
 from executor.settings import ExecutorSettings
 from executor.tensor_parallel import ALONE, Ranks
 from executor.tensor_parallel.samplers import rank_sampler
 from executor.torch_formats import ATTENTION_BACKENDS, DTYPES
 from executor.weights import Checkpoint, open_checkpoint, shard
+from executor.worst_step import StepSize
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +53,16 @@ def load_executor(
     if settings.threads is not None or ranks.size > 1:
         torch.set_num_threads(max(1, (settings.threads or torch.get_num_threads()) // ranks.size))
     device = _device(settings, ranks.index)
+    _check_utilization(settings, device)
     checkpoint, family, model = _open(settings)
     max_model_len = _max_model_len(settings.max_model_len, model)
 
-    loaded, dtype = load_model(settings, checkpoint, family, model, device, on_progress, ranks)
+    with refused_without_memory("the weights do not fit into the memory that is free; a smaller dtype takes less"):
+        loaded, dtype = load_model(settings, checkpoint, family, model, device, on_progress, ranks)
     block_bytes = loaded.layout.bytes_per_block
-    budget = parse_budget(settings.kv_memory, lambda: free_memory(device)) // _sharing(device, ranks)
-    num_blocks = ranks.smallest(blocks_in(budget, block_bytes, settings.kv_memory))
-    arena = loaded.arena(num_blocks)
+    num_blocks = ranks.smallest(_num_blocks(settings, loaded, device, max_model_len, ranks))
+    with refused_without_memory(f"kv_memory: there is no memory for {num_blocks} blocks of {readable(block_bytes)}"):
+        arena = loaded.arena(num_blocks)
     host = HostArena(arena, ranks.smallest(_num_host_blocks(settings.host_memory, block_bytes, ranks)))
 
     info = ExecutorInfo(
@@ -89,6 +96,7 @@ def check_loadable(settings: ExecutorSettings, rank: int) -> torch.device:
     """
     _check_settings(settings)
     device = _device(settings, rank)
+    _check_utilization(settings, device)
     check_decoder(settings, device)
     _, _, model = _open(settings)
     _max_model_len(settings.max_model_len, model)
@@ -100,6 +108,18 @@ def _open(settings: ExecutorSettings) -> tuple[Checkpoint, Family, DecoderDescri
     checkpoint = open_checkpoint(settings.model)
     family = family_of(checkpoint.config)
     return checkpoint, family, family.describe(checkpoint.config)
+
+
+def _num_blocks(
+    settings: ExecutorSettings, loaded: LoadedModel, device: torch.device, max_model_len: int, ranks: Ranks
+) -> int:
+    if settings.kv_memory == AUTO and device.type == "cuda":
+        size = StepSize(settings.max_batched_tokens, settings.max_sequences, max_model_len)
+        utilization = settings.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
+        return profiled_blocks(loaded, CudaMemory(device), size, utilization, samples=ranks.is_first)
+    text = CPU_KV_MEMORY if settings.kv_memory == AUTO else settings.kv_memory
+    budget = parse_budget(text, lambda: free_memory(device)) // _sharing(device, ranks)
+    return blocks_in(budget, loaded.layout.bytes_per_block, text)
 
 
 def _check_settings(settings: ExecutorSettings) -> None:
@@ -124,8 +144,22 @@ def _check_settings(settings: ExecutorSettings) -> None:
         if getattr(settings, name) not in allowed:
             raise SettingsError(f"{name} must be one of {', '.join(allowed)}, not {getattr(settings, name)!r}")
     # Malformed ones are refused before the model is read.
-    parse_budget(settings.kv_memory, lambda: 0)
+    if settings.kv_memory != AUTO:
+        parse_budget(settings.kv_memory, lambda: 0)
     _host_budget(settings.host_memory, lambda: 0)
+
+
+def _check_utilization(settings: ExecutorSettings, device: torch.device) -> None:
+    """It shares out a GPU's memory, and is not ignored where that isn't asked for."""
+    share = settings.gpu_memory_utilization
+    if share is None:
+        return
+    if not 0 < share <= 1:
+        raise SettingsError(f"gpu_memory_utilization must be above 0 and at most 1, not {share:g}")
+    if device.type != "cuda":
+        raise SettingsError(f"gpu_memory_utilization {share:g}: the device is {device.type}; kv_memory is for it")
+    if settings.kv_memory != AUTO:
+        raise SettingsError(f"gpu_memory_utilization {share:g} needs kv_memory auto, not {settings.kv_memory!r}")
 
 
 def _device(settings: ExecutorSettings, rank: int) -> torch.device:

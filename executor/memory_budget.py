@@ -12,6 +12,12 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
     _UNITS[f"{_letter}IB"] = 1024**_power
 
+AUTO = "auto"
+CPU_KV_MEMORY = "512MiB"
+"""What auto is on a CPU."""
+GPU_MEMORY_UTILIZATION = 0.9
+"""Share of a GPU's memory that may be in use where nothing else was said."""
+
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[A-Za-z]+)\s*")
 
 
@@ -55,3 +61,11 @@ def blocks_in(budget: int, bytes_per_block: int, text: str, *, name: str = "kv_m
     if budget < bytes_per_block:
         raise SettingsError(f"{name} {text!r} is {budget} bytes, less than one block of {bytes_per_block} bytes")
     return budget // bytes_per_block
+
+
+def readable(num_bytes: int) -> str:
+    """A size for people: "1.50 GiB"."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if abs(num_bytes) >= 1 << power:
+            return f"{num_bytes / (1 << power):.2f} {unit}"
+    return f"{num_bytes} bytes"

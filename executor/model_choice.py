@@ -6,7 +6,6 @@ import logging
 
 import torch
 
-from executor.attention import BACKENDS
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
 from executor.families import Family
@@ -18,7 +17,7 @@ from executor.native.structures import KvKind
 from executor.progress import Progress
 from executor.settings import ExecutorSettings
 from executor.tensor_parallel import ALONE, Ranks
-from executor.torch_formats import DTYPES, capability_of, choose_backend, choose_dtype, choose_kv_dtype
+from executor.torch_formats import DTYPES, capability_of, choose_attention, choose_dtype
 from executor.torch_model import TorchModel
 from executor.weights import Checkpoint, Parameters, Shard, shard
 
@@ -126,12 +125,11 @@ def _torch_model(
         raise SettingsError(f"quantize {settings.quantize} needs the native decoder on a CPU")
     capability = capability_of(device)
     dtype = choose_dtype(settings, part.model, device, capability)
-    backend = choose_backend(settings, device, capability)
-    kv_dtype = choose_kv_dtype(settings, DTYPES[dtype], backend, capability)
+    attention, kv_dtype = choose_attention(settings, part.model, DTYPES[dtype], device, capability)
     torch_model = TorchModel(
         part,
         parameters,
-        BACKENDS[backend](),
+        attention,
         block_size=settings.block_size,
         dtype=DTYPES[dtype],
         kv_dtype=kv_dtype,

@@ -17,7 +17,10 @@ class ExecutorSettings:
             float16, and float32 for whatever torch computes there. bfloat16 on a GPU needs compute capability 8.0.
         device: auto, cpu or cuda. auto is cuda where there is one.
         block_size: tokens a block.
-        kv_memory: for keys and values: a size ("512MiB") or a share of what is free once the model is loaded ("40%").
+        kv_memory: for keys and values: a size ("512MiB"), a share of what is free once the model is loaded ("40%"), or
+            auto: on a GPU what `gpu_memory_utilization` leaves, on a CPU 512MiB.
+        gpu_memory_utilization: with kv_memory auto on a GPU: share of its memory that may be in use, by whomever, above
+            0 and at most 1; 0.9 where None. Blocks get what the weights and the largest step leave of it.
         host_memory: for blocks beside those of the device, in the same form, the share of the host's memory; "0": none.
         max_batched_tokens, max_sequences: most tokens of a step and rows in it that there is to be memory for.
         max_model_len: longest sequence; the model's own limit where None.
@@ -34,7 +37,8 @@ class ExecutorSettings:
     """
 
     model: Path
-    kv_memory: str
+    kv_memory: str = "auto"
+    gpu_memory_utilization: float | None = None
     host_memory: str = "0"
     model_name: str = ""
     dtype: str = "auto"

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from executor.attention import BACKENDS
+from executor.attention import BACKENDS, AnyBackend
 from executor.attention.triton.availability import triton_obstacle
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
@@ -49,6 +49,35 @@ def choose_dtype(
     return dtype
 
 
+def choose_attention(
+    settings: ExecutorSettings,
+    model: DecoderDescription,
+    dtype: torch.dtype,
+    device: torch.device,
+    capability: tuple[int, int] | None,
+) -> tuple[AnyBackend, torch.dtype]:
+    """The attention backend, and how it stores keys and values. auto falls back to reference for a model or a block
+    size that triton does not take.
+
+    Args:
+        dtype: the model's.
+
+    Raises:
+        SettingsError: what is wanted can't be had on this device.
+    """
+    name = choose_backend(settings, device, capability)
+    kv_dtype = choose_kv_dtype(settings, dtype, name, capability)
+    backend = BACKENDS[name]()
+    if name == settings.attention_backend or name == "reference":
+        return backend, kv_dtype
+    try:
+        backend.block_layout(model, settings.block_size, kv_dtype)
+    except SettingsError as error:
+        _warn_of_reference(str(error))
+        return BACKENDS["reference"](), choose_kv_dtype(settings, dtype, "reference", capability)
+    return backend, kv_dtype
+
+
 def choose_backend(settings: ExecutorSettings, device: torch.device, capability: tuple[int, int] | None) -> str:
     """Name of the attention backend; auto is triton on a GPU where it can run, else reference.
 
@@ -64,7 +93,7 @@ def choose_backend(settings: ExecutorSettings, device: torch.device, capability:
             return "triton"
         if wanted == "triton":
             raise SettingsError(f"attention_backend triton: {obstacle}")
-        _log.warning("attention is computed in plain torch, many times slower", extra={"reason": obstacle})
+        _warn_of_reference(obstacle)
     return "reference" if wanted == "auto" else wanted
 
 
@@ -92,6 +121,10 @@ def choose_kv_dtype(
             f" {_dotted(capability)}"
         )
     return FP8
+
+
+def _warn_of_reference(reason: str) -> None:
+    _log.warning("attention is computed in plain torch, many times slower", extra={"reason": reason})
 
 
 def _dotted(capability: tuple[int, int]) -> str:

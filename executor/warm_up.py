@@ -33,7 +33,7 @@ def measure_speeds(
     """Computes some tokens and copies some blocks, in memory that holds nothing yet; leaves those blocks zero.
 
     Args:
-        max_tokens: longest sequence.
+        max_tokens: of one step, and of one sequence.
         ranks: that measure at the same time.
     """
     arena = runner.arena

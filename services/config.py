@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 from executor.errors import SettingsError
-from executor.memory_budget import parse_budget
+from executor.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, parse_budget
 from gateway.scope import NAME_RULE, is_name
 from kvmanager.accounts import Quota
 
@@ -208,7 +208,18 @@ class ExecutorConfig(ServiceConfig):
     device: Device = setting("auto", "Where the model runs; auto takes a GPU where there is one.")
     dtype: Dtype = setting("auto", "Number format of weights, keys and values; auto takes what the device does best.")
     block_size: int = setting(16, "Tokens in a block of key/value memory.", minimum=1)
-    kv_memory: str = setting("512MiB", "Key/value memory: an amount such as 512MiB, or a share of what is free, 40%.")
+    kv_memory: str = setting(
+        AUTO,
+        "Key/value memory: an amount such as 512MiB, a share of what is free, 40%, or auto: on a GPU what"
+        f" gpu_memory_utilization leaves, on a CPU {CPU_KV_MEMORY}.",
+    )
+    gpu_memory_utilization: float | None = setting(
+        None,
+        "Share of a GPU's memory that may be in use, by other processes too; key/value memory (auto) is what weights"
+        f" and the largest step leave of it. {GPU_MEMORY_UTILIZATION:g} when absent; refused on a CPU.",
+        minimum=0.01,
+        maximum=1.0,
+    )
     host_memory: str = setting(
         "256MiB",
         "Host memory that key/value blocks move to and back: an amount, a share of what is free, or 0 for none.",
@@ -243,7 +254,8 @@ class ExecutorConfig(ServiceConfig):
         for name in ("kv_memory", "host_memory"):
             if getattr(self, name).strip().isdigit():  # a bare number is bytes; the executor wants a unit
                 object.__setattr__(self, name, f"{getattr(self, name)}B")
-        self.kv_memory_bytes(0)
+        if self.kv_memory != AUTO:
+            self.kv_memory_bytes(0)
         self._bytes("host_memory", 0, may_be_nothing=True)
         object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
 

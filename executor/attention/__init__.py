@@ -1,6 +1,5 @@
 """Attention over block tables."""
 
-import importlib
 from collections.abc import Callable
 
 from executor.attention.cpu import CpuAttention
@@ -16,9 +15,9 @@ from executor.attention.reference import ReferenceAttention
 
 
 def _triton() -> AnyBackend:
-    # Only when it is asked for: there may be no Triton.
-    backend: AnyBackend = importlib.import_module("executor.attention.triton.backend").TritonAttention()
-    return backend
+    from executor.attention.triton.backend import TritonAttention  # not before it is asked for: there may be no Triton
+
+    return TritonAttention()
 
 
 BACKENDS: dict[str, Callable[[], AnyBackend]] = {

@@ -76,6 +76,7 @@ def settings_of(config: ExecutorConfig) -> ExecutorSettings:
         device=config.device,
         block_size=config.block_size,
         kv_memory=config.kv_memory,
+        gpu_memory_utilization=config.gpu_memory_utilization,
         host_memory=config.host_memory,
         max_batched_tokens=config.max_batched_tokens,
         max_sequences=config.max_sequences,

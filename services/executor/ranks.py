@@ -7,6 +7,7 @@ hears of their end from the system.
 from __future__ import annotations
 
 import atexit
+import logging
 import pickle
 import signal
 import struct
@@ -22,6 +23,8 @@ import torch
 from executor.tensor_parallel.group import Meeting, RankGroup
 from services.child_process import environment_of
 from services.config import ExecutorConfig
+
+log = logging.getLogger(__name__)
 
 LENGTH = struct.Struct("<Q")
 """What stands before each message to a rank."""
@@ -70,11 +73,6 @@ class RankProcesses:
         self._processes = [self._start(config, rank) for rank in range(1, config.tensor_parallel_size)]
         atexit.register(self.stop)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, by rank from 1 on."""
-        return [process.pid for process in self._processes]
-
     def join(self, device: torch.device) -> RankGroup:
         """Returns when all ranks have joined.
 
@@ -108,6 +106,7 @@ class RankProcesses:
             stdout=subprocess.PIPE,
             env=environment_of("executor"),
         )
+        log.info("rank started", extra={"rank": rank, "pid": process.pid})
         _send(_input_of(process), pickle.dumps(RankTask(config, rank, self._meeting.port)))
         threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
         return process

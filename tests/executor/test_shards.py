@@ -10,6 +10,8 @@ import transformers
 
 from executor.errors import SettingsError
 from executor.families import family_of
+from executor.loader import check_loadable
+from executor.settings import ExecutorSettings
 from executor.weights import Parameters, open_checkpoint, shard
 
 CPU = torch.device("cpu")
@@ -113,3 +115,27 @@ def test_what_cannot_be_cut_is_refused(describe, llama_config):
     ):
         with pytest.raises(SettingsError, match=message):
             shard(replace(model, **changes), 0, size)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def _settings(llama, **changes):
+    return ExecutorSettings(model=llama[0], kv_memory="1MiB", **changes)
+
+
+def test_each_rank_has_a_gpu_of_its_own(two_gpus, llama):
+    settings = _settings(llama, tensor_parallel_size=2)
+    assert [check_loadable(settings, rank) for rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    with pytest.raises(SettingsError, match=r"^tensor_parallel_size 4 needs 4 GPUs, there are 2$"):
+        check_loadable(_settings(llama, tensor_parallel_size=4, device="cuda"), rank=0)
+    assert check_loadable(_settings(llama, tensor_parallel_size=4, device="cpu"), rank=3) == CPU
+
+
+def test_the_native_decoder_computes_in_one_process(llama):
+    message = "decoder native: it computes in one process, and tensor_parallel_size is 2"
+    with pytest.raises(SettingsError, match=message):
+        check_loadable(_settings(llama, tensor_parallel_size=2, decoder="native", device="cpu"), rank=0)

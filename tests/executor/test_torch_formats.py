@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from executor.attention import BACKENDS
 from executor.attention.triton.availability import triton_obstacle
 from executor.errors import SettingsError
 from executor.settings import ExecutorSettings
-from executor.torch_formats import choose_backend, choose_dtype, choose_kv_dtype
+from executor.torch_formats import choose_attention, choose_backend, choose_dtype, choose_kv_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PASCAL, TURING, AMPERE, ADA, HOPPER = (6, 1), (7, 5), (8, 0), (8, 9), (9, 0)
@@ -80,6 +81,22 @@ def test_without_triton_a_gpu_attends_slowly_and_says_how_to_get_it(no_triton, c
     assert len(caplog.records) == 1, "a CPU is no reason to warn"
     with pytest.raises(SettingsError, match=r"^attention_backend triton: Triton can't be imported .*pip install"):
         choose_backend(settings(attention_backend="triton"), GPU, HOPPER)
+
+
+def test_what_triton_does_not_take_is_attended_slowly_where_it_is_not_asked_for(triton, monkeypatch, caplog):
+    def refuse(*args):
+        raise SettingsError("attention_backend triton: block_size must be one of 8, 16, 32, 64, 128, not 4")
+
+    monkeypatch.setitem(BACKENDS, "triton", lambda: SimpleNamespace(name="triton", block_layout=refuse))
+    attention, kv_dtype = choose_attention(settings(block_size=4), None, torch.float16, GPU, HOPPER)
+    assert (attention.name, kv_dtype) == ("reference", torch.float16)
+    (record,) = caplog.records
+    assert "block_size must be one of 8, 16" in record.reason
+    with pytest.raises(SettingsError, match="kv_dtype fp8 needs attention_backend triton"):
+        choose_attention(settings(block_size=4, kv_dtype="fp8"), None, torch.float16, GPU, HOPPER)
+
+    asked = settings(block_size=4, attention_backend="triton")
+    assert choose_attention(asked, None, torch.float16, GPU, HOPPER)[0].name == "triton", "refused when it lays out"
 
 
 def test_triton_on_a_cpu_needs_its_interpreter(triton):

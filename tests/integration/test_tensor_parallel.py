@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from executor.executor import Executor
 from executor.step import BatchRefused, StepBatch
@@ -50,6 +51,7 @@ def parallel(request: pytest.FixtureRequest, tiny_models: dict[str, Model]) -> I
         threads=2,
         tensor_parallel_size=2,
     )
+    threads = torch.get_num_threads()
     deaths: list[RankDeath] = []
     processes = RankProcesses(config, deaths.append)
     try:
@@ -60,6 +62,7 @@ def parallel(request: pytest.FixtureRequest, tiny_models: dict[str, Model]) -> I
         yield Parallel(model, executor, on_ranks)
     finally:
         processes.stop()
+        torch.set_num_threads(threads)
     assert not deaths
 
 

@@ -9,5 +9,9 @@ class CheckpointError(ValueError):
     """The checkpoint is incomplete or contradicts itself: a missing file or weight, a wrong shape, a bad field."""
 
 
+class StepOutOfMemory(MemoryError):
+    """There was no memory to compute a step, not even token by token."""
+
+
 class SettingsError(ValueError):
     """A setting is malformed, or impossible for this model and this machine."""

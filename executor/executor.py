@@ -9,9 +9,11 @@ import torch
 
 from executor.batch_check import Limits, check_batch
 from executor.block_mover import make_mover
+from executor.errors import StepOutOfMemory
 from executor.host_arena import HostArena
 from executor.logits_processors import reads_tokens
 from executor.model_runner import ModelRunner, Row
+from executor.out_of_memory import is_out_of_memory, release_cached
 from executor.sampler import Drawn, Sampled
 from executor.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
@@ -128,6 +130,7 @@ class Executor:
 
         Raises:
             BatchRefused: nothing of the batch was applied.
+            StepOutOfMemory: there was no memory for it.
         """
         if self._latest is not None:
             self._latest.finish_before()
@@ -138,9 +141,26 @@ class Executor:
             self._sequences.clear()
             self._latest = None
         self._epoch, self._last_step, self._failed = batch.epoch, batch.step, True
-        self._latest = self._run(batch)
-        self._failed = False
-        return self._latest
+        try:
+            self._latest = self._run(batch)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = self._what_to_lower(batch, error)
+        else:
+            self._failed = False
+            return self._latest
+        # Out here nothing holds what the step had made.
+        release_cached(self._runner.device)
+        raise StepOutOfMemory(failure)
+
+    def _what_to_lower(self, batch: StepBatch, error: Exception) -> str:
+        blocks = "gpu_memory_utilization" if self._runner.device.type == "cuda" else "kv_memory"
+        num_tokens, num_rows = sum(batch.row_num_tokens), len(batch.row_num_tokens)
+        return (
+            f"no memory to compute step {batch.step}, {num_tokens} tokens in {num_rows} rows: lower max_batched_tokens"
+            f" or max_sequences, or {blocks}, which leaves more beside the blocks ({error})"
+        )
 
     def _check_turn(self, batch: StepBatch) -> bool:
         """Whether the batch starts a new epoch."""

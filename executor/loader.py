@@ -20,9 +20,11 @@ from executor.host_arena import HostArena
 from executor.loaded_model import LoadedModel
 from executor.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, blocks_in, parse_budget, readable
 from executor.model_choice import DECODERS, KV_DTYPES, QUANTIZATIONS, check_decoder, load_model
-from executor.out_of_memory import refused_without_memory
+from executor.out_of_memory import MemoryWarnings, refused_without_memory
 from executor.progress import Progress, tell_nobody
 from executor.settings import ExecutorSettings
+from executor.split_runner import SplitRunner
+from executor.split_sampler import SplitSampler
 from executor.tensor_parallel import ALONE, Ranks
 from executor.tensor_parallel.samplers import rank_sampler
 from executor.torch_formats import ATTENTION_BACKENDS, DTYPES
@@ -82,7 +84,11 @@ def load_executor(
         incarnation=uuid.uuid4().hex,
         tensor_parallel_size=ranks.size,
     )
-    return Executor(loaded.runner(arena), host, info, clock, rank_sampler(loaded.sampler(), ranks), ranks)
+    runner, sampler = loaded.runner(arena), loaded.sampler()
+    if ranks.size == 1:  # several would have to cut their steps alike, and only one of them knows
+        warnings = MemoryWarnings(clock)
+        runner, sampler = SplitRunner(runner, warnings), SplitSampler(sampler, warnings)
+    return Executor(runner, host, info, clock, rank_sampler(sampler, ranks), ranks)
 
 
 def check_loadable(settings: ExecutorSettings, rank: int) -> torch.device:

@@ -1,13 +1,19 @@
-"""Which errors say that memory ran out."""
+"""What to do when memory runs out: see it, give back what is only kept, and say so now and then."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from executor.errors import SettingsError
+
+_log = logging.getLogger(__name__)
+
+# A GPU that is short of memory is so in every step.
+_SECONDS_BETWEEN_WARNINGS = 10.0
 
 # What torch, CUDA's libraries and its driver write into errors that have no type of their own.
 _SIGNS = (
@@ -39,3 +45,32 @@ def refused_without_memory(message: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise SettingsError(f"{message} ({error})") from error
+
+
+def release_cached(device: torch.device) -> None:
+    """Gives back what torch keeps of a GPU's memory for tensors to come: in pieces of other sizes it may suffice."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+class MemoryWarnings:
+    """Warns of want of memory, at most every ten seconds.
+
+    Args:
+        clock: seconds, from any start.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: float | None = None
+        self._num_untold = 0
+
+    def tell(self, what_is_done: str, error: BaseException) -> None:
+        """Something is done another way, for want of memory."""
+        now = self._clock()
+        if self._last is not None and now - self._last < _SECONDS_BETWEEN_WARNINGS:
+            self._num_untold += 1
+            return
+        extra = {"reason": str(error), "times_since_last_warning": self._num_untold + 1}
+        _log.warning("for want of memory %s", what_is_done, extra=extra)
+        self._last, self._num_untold = now, 0

@@ -21,7 +21,7 @@ def step_input(rows: Sequence[Row], device: torch.device, *, every_token: bool =
     counts = np.array([row.num_tokens for row in rows], dtype=np.int64)
     last = np.cumsum(counts) - 1
     num_tokens = int(last[-1]) + 1
-    pending = [(i, row.sequence.pending) for i, row in enumerate(rows) if row.sequence.pending is not None]
+    pending = [(i, row.sequence.pending) for i, row in enumerate(rows) if row.sequence.pending and row.reaches_last]
     columns: list[npt.NDArray[np.int64]] = [
         np.concatenate([row.sequence.token_ids[row.sequence.num_computed : row.end] for row in rows]),
         np.concatenate([np.arange(row.sequence.num_computed, row.end, dtype=np.int64) for row in rows]),

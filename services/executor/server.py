@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from executor.errors import StepOutOfMemory
 from executor.executor import Executor
 from executor.step import BatchRefused
 from executor.under_way import UnderWay
@@ -86,6 +87,9 @@ class ExecutorServicer:
         except (BatchRefused, ValueError, DecodeError) as error:
             log.warning("batch refused", extra={"reason": str(error)})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except StepOutOfMemory as error:
+            log.error("a step failed for want of memory", extra={"reason": str(error)})
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         finally:
             reader.cancel()
             drain.cancel()

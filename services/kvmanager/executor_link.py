@@ -20,7 +20,16 @@ RETRY_SECONDS = 0.1
 REFUSED_SECONDS = 5.0
 """An executor that is refused is asked again after this time: it may have been started anew as what it should be."""
 
+EXHAUSTED_SECONDS = 0.5
+MOST_EXHAUSTED_SECONDS = 30.0
+"""The first and the longest pause after a step that the executor had no memory for: what takes it may end meanwhile."""
+
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[executor_pb2.ExecuteRequest, executor_pb2.ExecuteResponse]"
+
+
+def exhausted_pause(num_before: int) -> float:
+    """Seconds before steps are sent again, after so many such failures in a row before this one."""
+    return min(EXHAUSTED_SECONDS * 3.0**num_before, MOST_EXHAUSTED_SECONDS)
 
 
 class ExecutorRefused(Exception):
@@ -62,6 +71,7 @@ class ExecutorLink:
         self._source = source
         self._work = asyncio.Event()
         self._leaving = False
+        self._num_exhausted = 0
 
     def wake(self) -> None:
         """There may be a step to send."""
@@ -85,10 +95,12 @@ class ExecutorLink:
                 await asyncio.sleep(REFUSED_SECONDS)
             except _Detached as error:
                 failures = 0 if error.served else failures + 1
-                level = logging.WARNING if error.served or failures == 1 else logging.DEBUG
+                known = self._num_exhausted if error.exhausted else failures > 1
+                level = logging.DEBUG if known else logging.WARNING
                 log.log(level, "executor away", extra={"address": self._address, "reason": str(error)})
                 refusal = ""
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(exhausted_pause(self._num_exhausted) if error.exhausted else RETRY_SECONDS)
+                self._num_exhausted += error.exhausted
 
     async def _connect_and_serve(self) -> None:
         async with inner_channel(self._address) as channel:
@@ -121,7 +133,8 @@ class ExecutorLink:
             for task in sorted(done, key=tasks.index, reverse=True):  # the receiver knows the status
                 task.result()
         except grpc.aio.AioRpcError as error:
-            raise _Detached(f"{error.code().name}: {error.details()}", served=True) from error
+            exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            raise _Detached(f"{error.code().name}: {error.details()}", served=True, exhausted=exhausted) from error
         except (asyncio.InvalidStateError, OutOfOrder, ValueError) as error:
             raise _Detached(str(error) or "the stream is closed", served=True) from error
         finally:
@@ -141,6 +154,7 @@ class ExecutorLink:
     async def _receive(self, call: Stream) -> None:
         async for response in call:
             self._source.take_result(self._address, response.result)
+            self._num_exhausted = 0
         raise _Detached("the executor ended the stream", served=True)
 
     async def _keep_registered(self, description: executor_pb2.DescribeResponse) -> None:
@@ -150,8 +164,14 @@ class ExecutorLink:
 
 
 class _Detached(Exception):
-    """The executor is gone, for now."""
+    """The executor is gone, for now.
 
-    def __init__(self, reason: str, served: bool) -> None:
+    Attributes:
+        served: it was connected.
+        exhausted: it had no memory for a step.
+    """
+
+    def __init__(self, reason: str, served: bool, exhausted: bool = False) -> None:
         super().__init__(reason)
         self.served = served
+        self.exhausted = exhausted

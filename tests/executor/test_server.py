@@ -8,15 +8,21 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from executor.executor import Executor
 from octavo.v1 import common_pb2, executor_pb2, executor_pb2_grpc
 from services.executor.server import ExecutorServicer
 from services.rpc.columns import pack_int32, pack_int64, unpack_int32
 from services.telemetry.tracing import make_tracing
+from tests.scarce_memory import scarce
 
 
 @pytest.fixture
-async def stub(llama, load) -> AsyncIterator[executor_pb2_grpc.ExecutorServiceStub]:
-    executor = load(llama[0], host_memory="60KiB")
+def executor(llama, load) -> Executor:
+    return load(llama[0], host_memory="60KiB")
+
+
+@pytest.fixture
+async def stub(executor) -> AsyncIterator[executor_pb2_grpc.ExecutorServiceStub]:
     servicer = ExecutorServicer(executor, make_tracing("octavo-executor", None), lambda context: None)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([servicer.handlers()])
@@ -95,3 +101,15 @@ async def test_a_batch_that_makes_no_sense_ends_the_stream(stub, fields, message
     assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     # Nothing of it was applied, and the same step is taken when it makes sense.
     assert len(await _results(stub, _first())) == 1
+
+
+async def test_a_step_without_memory_ends_the_stream_and_says_what_to_lower(executor, stub):
+    message = "no memory to compute step 1, 3 tokens in 1 rows: lower max_batched_tokens"
+    with scarce(executor, 0, 1), pytest.raises(grpc.aio.AioRpcError, match=message) as error:
+        await _results(stub, _first())
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    again = _first()
+    with pytest.raises(grpc.aio.AioRpcError, match="a higher epoch must start"):
+        await _results(stub, again)
+    again.epoch = 2
+    assert len(await _results(stub, again)) == 1

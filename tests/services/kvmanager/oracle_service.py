@@ -35,6 +35,7 @@ class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
     Attributes:
         batches: the messages that it was sent.
         problems: what the oracle had to say against them.
+        num_exhausted: so many steps to come fail for want of memory.
     """
 
     def __init__(self, num_host_blocks: int = 0, **model: object) -> None:
@@ -48,6 +49,7 @@ class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
         self.batches: list[executor_pb2.StepBatch] = []
         self.problems: list[str] = []
         self.epoch = 0
+        self.num_exhausted = 0
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._server: grpc.aio.Server | None = None
@@ -95,6 +97,9 @@ class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
             if batch.epoch < self.epoch:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "an older epoch")
             self.batches.append(batch)
+            if self.num_exhausted:
+                self.num_exhausted -= 1
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no memory to compute the step")
             try:
                 self._oracle.send(_decode(batch))
                 result = self._oracle.run()

@@ -11,6 +11,7 @@ import pytest
 
 from octavo.client import OctavoError
 from octavo.v1 import inference_pb2, kvmanager_pb2
+from services.kvmanager import executor_link
 from tests.oracle import expected_output
 from tests.services.kvmanager.conftest import MakeRig, Rig
 from tests.services.kvmanager.oracle_service import OracleService
@@ -128,6 +129,40 @@ async def test_draining_waits_for_what_runs_and_moves_what_waits(make_rig: MakeR
     await add(rig, one.address)
     await rig.eventually(rig.all_attached, "it has joined again")
     await rig.when_idle()
+
+
+@pytest.mark.parametrize("num_steps_before", [0, 3])
+async def test_no_request_is_lost_to_a_step_without_memory(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_steps_before: int
+) -> None:
+    monkeypatch.setattr(executor_link, "EXHAUSTED_SECONDS", 0.01)
+    executor = OracleService()
+    rig = await make_rig(executor)
+    executor.hold()
+    replies = [await rig.gateway.submit(prompt_of(i), seed=i, max_tokens=30, n=1 + i % 2) for i in range(6)]
+    if num_steps_before:
+        executor.go_on()
+        await rig.eventually(lambda: len(executor.batches) >= num_steps_before, "it has begun")
+        executor.hold()
+    executor.num_exhausted = 3
+    executor.go_on()
+    for i, reply in enumerate(replies):
+        await rig.gateway.finished(reply)
+        for index in range(1 + i % 2):
+            assert reply.sequences[index] == expected_output(prompt_of(i), i, index, 30, NO_STOP)
+    assert executor.num_exhausted == 0
+    away = [record for record in caplog.records if record.getMessage() == "executor away"]
+    assert [record.reason for record in away if record.levelno >= logging.WARNING] == [
+        "RESOURCE_EXHAUSTED: no memory to compute the step"
+    ], "it is said once"
+    await rig.when_idle()
+
+
+def test_the_pause_after_steps_without_memory_grows() -> None:
+    pauses = [executor_link.exhausted_pause(number) for number in range(8)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 1 < 10 < sum(pauses[:4]), "one failure is soon forgotten; five in a row give a request up"
+    assert pauses[-1] == pauses[-2] == executor_link.MOST_EXHAUSTED_SECONDS
 
 
 async def test_draining_goes_on_when_nobody_waits_for_it(make_rig: MakeRig) -> None:

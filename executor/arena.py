@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,34 +63,3 @@ class BlockArena:
         else:
             self.data = memory[: num_blocks * layout.bytes_per_block].view(layout.dtype).view(shape)
         self.blocks = self.data.movedim(len(layout.outer), 0)
-
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks (source, destination) of all layers, as if one pair after another."""
-        if self.data.is_cuda:
-            self.copy_indexed(pairs)
-            return
-        # On a CPU one block after the other took a quarter to a half of the time of indexed copies.
-        for source, destination in pairs:
-            self.blocks[destination].copy_(self.blocks[source])
-
-    def copy_indexed(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """The same in as few calls as possible."""
-        for sources, destinations in _independent_runs(pairs):
-            source, destination = (
-                torch.tensor(ids, dtype=torch.int64, device=self.data.device) for ids in (sources, destinations)
-            )
-            self.blocks.index_copy_(0, destination, self.blocks.index_select(0, source))
-
-
-def _independent_runs(pairs: Iterable[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
-    """Cuts the pairs where one touches what an earlier one of its run has written; a run can be done at once."""
-    runs: list[tuple[list[int], list[int]]] = []
-    written: set[int] = set()
-    for source, destination in pairs:
-        if not runs or source in written or destination in written:
-            runs.append(([], []))
-            written.clear()
-        runs[-1][0].append(source)
-        runs[-1][1].append(destination)
-        written.add(destination)
-    return runs

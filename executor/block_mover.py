@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from executor.arena import BlockArena
+from executor.block_copier import BlockCopier, Pairs, make_copier
 from executor.host_arena import HostArena
-from executor.timer import Span, Timer
+from executor.timer import Mark, Span, Timer
 
-Pairs = Sequence[tuple[int, int]]
-
-# Blocks pass through device memory that is taken for the moment, so much of it at most.
+# Blocks pass through device memory on their way, through two buffers in turns, each of so many bytes at most.
 _STAGING_BYTES = 64 << 20
+_NUM_BUFFERS = 2
 
 
 class BlockMover(ABC):
@@ -33,103 +35,139 @@ class BlockMover(ABC):
     def swap_in(self, pairs: Pairs) -> Span:
         """Copies (host block, device block); no two to the same one."""
 
+    @abstractmethod
     def copy(self, pairs: Pairs) -> Span:
         """Copies (source, destination) on the device, as if one pair after another."""
-        start = self._timer.mark()
-        self._arena.copy_blocks(pairs)
-        return Span(start, self._timer.mark())
 
 
 def make_mover(arena: BlockArena, host: HostArena, timer: Timer) -> BlockMover:
     """The one for the arena's device."""
-    return StreamMover(arena, host, timer) if arena.data.is_cuda else DirectMover(arena, host, timer)
+    if arena.data.is_cuda:
+        return StreamMover(arena, host, timer, make_copier(arena))
+    return DirectMover(arena, host, timer)
 
 
 class DirectMover(BlockMover):
-    """On a CPU: all is done when a call returns."""
+    """On a CPU: all is done when a call returns.
+
+    One block after the other takes a quarter to a half of the time of indexed copies of all of them.
+    """
 
     def swap_out(self, pairs: Pairs) -> Span:
-        start = self._timer.mark()
-        # One block after the other took about half the time of indexed copies of all of them.
-        for block, host_block in pairs:
-            self._host.data[host_block].copy_(self._arena.blocks[block])
-        return Span(start, self._timer.mark())
+        return self._copy(self._arena.blocks, self._host.data, pairs)
 
     def swap_in(self, pairs: Pairs) -> Span:
+        return self._copy(self._host.data, self._arena.blocks, pairs)
+
+    def copy(self, pairs: Pairs) -> Span:
+        return self._copy(self._arena.blocks, self._arena.blocks, pairs)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> Span:
         start = self._timer.mark()
-        for host_block, block in pairs:
-            self._arena.blocks[block].copy_(self._host.data[host_block])
+        for from_block, to_block in pairs:
+            target[to_block].copy_(source[from_block])
         return Span(start, self._timer.mark())
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Staging memory, and from when on it may be used again.
+
+    Attributes:
+        blocks: as `BlockCopier` has them.
+        free: what last used it is done.
+    """
+
+    blocks: torch.Tensor
+    free: torch.cuda.Event
 
 
 class StreamMover(BlockMover):
-    """On a GPU: swaps run in a stream of their own. Computing waits until the blocks are read, or there, no longer.
+    """On a GPU: what goes over the bus does so in a stream of its own, while others compute.
 
-    Swaps follow one another in that stream, so that a block swapped out is whole on the host before it is swapped in.
+    Blocks are read and written only in the stream that computes, the host's memory only in the stream of the swaps. So
+    each of them sees what was done before, in the order of the calls: a block that is swapped out holds what the steps
+    before have written, one that is swapped in is written after they have read what it held, and what is swapped out is
+    whole on the host before it is swapped in. The two streams meet only in the staging buffers: an event says when one
+    is full, another when it is free.
+
+    Computing goes on once the blocks that are swapped out are in the buffers, which is at once as long as all of them
+    fit. What is swapped in comes over the bus while the steps before still run.
     """
 
-    def __init__(self, arena: BlockArena, host: HostArena, timer: Timer) -> None:
+    def __init__(self, arena: BlockArena, host: HostArena, timer: Timer, copier: BlockCopier) -> None:
         super().__init__(arena, host, timer)
+        self._copier = copier
         self._device = arena.data.device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch has no types here
-        self._chunk = max(1, _STAGING_BYTES // arena.bytes_per_block)
+        fitting = max(1, _STAGING_BYTES // arena.bytes_per_block)
+        self._chunk = max(1, min(fitting, host.num_blocks, arena.num_blocks))
+        self._buffers = itertools.cycle([self._buffer() for _ in range(_NUM_BUFFERS)])
 
     def swap_out(self, pairs: Pairs) -> Span:
         computing = torch.cuda.current_stream(self._device)
-        # The blocks must hold what the steps before have written.
+        # Copies wait for the steps before anyway; the span is not to contain that.
         self._stream.wait_stream(computing)
-        with torch.cuda.stream(self._stream):
-            start = self._timer.mark()
-            gathered = self._stream.record_event()
-            for chunk in _chunks(_by_host_block(pairs, 1), self._chunk):
-                staged = gather(self._arena.blocks, [block for block, _ in chunk])
-                gathered = self._stream.record_event()
+        start = self._mark()
+        for chunk in _chunks(_by_host_block(pairs, 1), self._chunk):
+            buffer = next(self._buffers)
+            staged = buffer.blocks[: len(chunk)]
+            computing.wait_event(buffer.free)
+            self._copier.gather([block for block, _ in chunk], staged)
+            self._stream.wait_event(computing.record_event())
+            with torch.cuda.stream(self._stream):
                 unstage(staged, self._host.data, [host_block for _, host_block in chunk])
-            end = self._timer.mark()
-        # Computing may overwrite the blocks once they are in the staging memory; the way to the host overlaps with it.
-        computing.wait_event(gathered)
-        return Span(start, end)
+            buffer.free = self._stream.record_event()
+        return Span(start, self._mark())
 
     def swap_in(self, pairs: Pairs) -> Span:
         computing = torch.cuda.current_stream(self._device)
-        # Steps before may still read what the blocks hold now.
-        self._stream.wait_stream(computing)
+        chunks = _chunks(_by_host_block(pairs, 0), self._chunk)
+        if len(chunks) > _NUM_BUFFERS:
+            # A buffer that is used twice waits for the steps before; the span is not to contain that.
+            self._stream.wait_stream(computing)
+        start = self._mark()
+        for chunk in chunks:
+            buffer = next(self._buffers)
+            staged = buffer.blocks[: len(chunk)]
+            self._stream.wait_event(buffer.free)
+            with torch.cuda.stream(self._stream):
+                stage(self._host.data, [host_block for host_block, _ in chunk], staged)
+            computing.wait_event(self._stream.record_event())
+            self._copier.scatter(staged, [block for _, block in chunk])
+            buffer.free = computing.record_event()
+        return Span(start, self._mark())
+
+    def copy(self, pairs: Pairs) -> Span:
+        start = self._timer.mark()
+        self._copier.copy(pairs)
+        return Span(start, self._timer.mark())
+
+    def _mark(self) -> Mark:
+        """This point in the stream of the swaps."""
         with torch.cuda.stream(self._stream):
-            start = self._timer.mark()
-            for chunk in _chunks(_by_host_block(pairs, 0), self._chunk):
-                staged = stage(self._host.data, [host_block for host_block, _ in chunk], self._device)
-                scatter(staged, self._arena.blocks, [block for _, block in chunk])
-            end = self._timer.mark()
-        computing.wait_stream(self._stream)
-        return Span(start, end)
+            return self._timer.mark()
 
-
-def gather(memory: torch.Tensor, blocks: Sequence[int]) -> torch.Tensor:
-    """Some of `BlockArena.blocks`, each contiguous."""
-    index = torch.tensor(blocks, dtype=torch.int64, device=memory.device)
-    return memory.index_select(0, index).contiguous()
-
-
-def scatter(staged: torch.Tensor, memory: torch.Tensor, blocks: Sequence[int]) -> None:
-    """Writes what `gather` gives into `BlockArena.blocks`."""
-    index = torch.tensor(blocks, dtype=torch.int64, device=memory.device)
-    memory.index_copy_(0, index, staged)
+    def _buffer(self) -> _Buffer:
+        shape = (self._chunk, *self._arena.blocks.shape[1:])
+        blocks = torch.empty(shape, dtype=self._arena.data.dtype, device=self._device)
+        # When the mover goes, its memory may not be another's before the swaps under way are done.
+        blocks.record_stream(self._stream)
+        return _Buffer(blocks, torch.cuda.current_stream(self._device).record_event())
 
 
 def unstage(staged: torch.Tensor, host: torch.Tensor, host_blocks: Sequence[int]) -> None:
-    """Copies staged blocks to the host, neighbours in one piece; returns before that is done."""
+    """Copies staged blocks to the host, neighbours in one piece; on a GPU it returns before that is done."""
     for start, end in _neighbours(host_blocks):
         first = host_blocks[start]
         host[first : first + end - start].copy_(staged[start:end], non_blocking=True)
 
 
-def stage(host: torch.Tensor, host_blocks: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Copies the host's blocks to staging memory, neighbours in one piece; returns before that is done."""
-    staged = torch.empty((len(host_blocks), *host.shape[1:]), dtype=host.dtype, device=device)
+def stage(host: torch.Tensor, host_blocks: Sequence[int], staged: torch.Tensor) -> None:
+    """Copies the host's blocks to staging memory, neighbours in one piece; on a GPU it returns before that is done."""
     for start, end in _neighbours(host_blocks):
         first = host_blocks[start]
         staged[start:end].copy_(host[first : first + end - start], non_blocking=True)
-    return staged
 
 
 def _neighbours(blocks: Sequence[int]) -> list[tuple[int, int]]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from executor.block_mover import BlockMover, Pairs
+from executor.block_copier import Pairs
+from executor.block_mover import BlockMover
 from executor.host_arena import HostArena
 from executor.model_runner import ModelRunner, Row
 from executor.sequences import SequenceState

@@ -61,34 +61,6 @@ def test_lies_in_memory_that_is_given():
     assert memory.view(torch.float32).sum() == arena.data.numel()
 
 
-def _numbered(layout):
-    arena = _arena(layout)
-    for number, block in enumerate(arena.blocks):
-        block.fill_(number)
-    return arena
-
-
-@pytest.mark.parametrize(
-    ("pairs", "expected"),
-    [
-        ([], [0, 1, 2, 3, 4, 5]),
-        ([(0, 3), (1, 4)], [0, 1, 2, 0, 1, 5]),
-        ([(0, 3), (0, 4), (0, 5)], [0, 1, 2, 0, 0, 0]),
-        ([(0, 1), (2, 0)], [2, 0, 2, 3, 4, 5]),  # the source is overwritten after it was read
-        ([(2, 0), (0, 1)], [2, 2, 2, 3, 4, 5]),  # a copy of a copy
-        ([(2, 0), (3, 0)], [3, 1, 2, 3, 4, 5]),
-        ([(0, 1), (1, 2), (2, 3), (5, 1)], [0, 5, 0, 0, 4, 5]),
-    ],
-)
-@pytest.mark.parametrize("copy", [BlockArena.copy_blocks, BlockArena.copy_indexed])
-@pytest.mark.parametrize("layout", _LAYOUTS.values(), ids=_LAYOUTS.keys())
-def test_copies_act_one_after_another_in_all_layers(pairs, expected, copy, layout):
-    arena = _numbered(layout)
-    copy(arena, pairs)
-    for block, number in zip(arena.blocks, expected, strict=True):
-        assert (block == number).all()
-
-
 def test_an_empty_arena_is_refused():
     with pytest.raises(ValueError, match="num_blocks"):
         _arena(num_blocks=0)

@@ -7,9 +7,11 @@ import random
 import pytest
 import torch
 
+from executor import block_mover
 from executor.arena import BlockArena, BlockLayout
 from executor.attention import ReferenceAttention
-from executor.block_mover import gather, make_mover, scatter, stage, unstage
+from executor.block_copier import IndexedCopier
+from executor.block_mover import make_mover, stage, unstage
 from executor.families.llama import describe
 from executor.host_arena import HostArena
 from executor.timer import Timer
@@ -96,15 +98,73 @@ def test_one_host_block_may_come_in_twice(layout, device):
 def test_what_goes_through_staging_memory_is_what_goes_directly(layout, host_blocks):
     """The two ways that a GPU's blocks take, here on the CPU."""
     arena, host = _arenas(layout)
+    copier = IndexedCopier(arena)
     before, on_host = arena.blocks.clone(), host.data.clone()
     blocks = random.Random(1).sample(range(40), len(host_blocks))
-    unstage(gather(arena.blocks, blocks), host.data, host_blocks)
+    staged = torch.empty_like(host.data[: len(host_blocks)])
+    copier.gather(blocks, staged)
+    unstage(staged, host.data, host_blocks)
     for block, host_block in zip(blocks, host_blocks, strict=True):
         on_host[host_block] = before[block]
     assert torch.equal(host.data, on_host)
 
     arena.data.zero_()
-    scatter(stage(host.data, host_blocks, _CPU), arena.blocks, blocks)
+    stage(host.data, host_blocks, staged)
+    copier.scatter(staged, blocks)
     expected = torch.zeros_like(before)
     expected[blocks] = before[blocks]
     assert torch.equal(arena.blocks, expected)
+
+
+@_each_layout
+@pytest.mark.parametrize("device", _DEVICES)
+def test_more_than_the_staging_memory_holds_at_once(layout, device, monkeypatch):
+    arena, host = _arenas(layout, device)
+    monkeypatch.setattr(block_mover, "_STAGING_BYTES", 3 * arena.bytes_per_block)
+    mover = make_mover(arena, host, Timer(torch.device(device), lambda: 0.0))
+    blocks, before = random.Random(2).sample(range(40), 30), arena.blocks.clone()
+    mover.swap_out(list(zip(blocks, range(30), strict=True)))
+    arena.data.zero_()
+    mover.swap_in(list(zip(range(30), blocks, strict=True)))
+    expected = torch.zeros_like(before)
+    expected[blocks] = before[blocks]
+    assert torch.equal(arena.blocks, expected)
+
+
+@_each_layout
+@pytest.mark.parametrize("device", _DEVICES)
+def test_swaps_and_copies_in_a_row_without_a_wait_between_them(layout, device):
+    """What a GPU does in two streams is what happens one after the other."""
+    arena, host = _arenas(layout, device)
+    mover = make_mover(arena, host, Timer(torch.device(device), lambda: 0.0))
+    blocks, on_host = arena.blocks.clone().cpu(), host.data.clone()
+    rng = random.Random(3)
+    for number in range(20):
+        out = list(zip(rng.sample(range(40), 10), rng.sample(range(30), 10), strict=True))
+        back = list(zip(rng.sample(range(30), 10), rng.sample(range(40), 10), strict=True))
+        copies = list(zip(rng.choices(range(40), k=9), rng.sample(range(40), 9), strict=True))
+        written = rng.randrange(40)
+        mover.swap_out(out)
+        mover.swap_in(back)
+        mover.copy(copies)
+        arena.blocks[written].fill_(number)
+        for block, host_block in out:
+            on_host[host_block] = blocks[block]
+        for host_block, block in back:
+            blocks[block] = on_host[host_block]
+        for source, destination in copies:
+            blocks[destination] = blocks[source]
+        blocks[written] = number
+    if device == "cuda":
+        torch.cuda.synchronize()
+    assert torch.equal(arena.blocks.cpu(), blocks)
+    assert torch.equal(host.data, on_host)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_span_says_how_long_the_bus_took():
+    arena, host = _arenas(_LAYOUTS["blocks inside"], "cuda")
+    timer = Timer(torch.device("cuda"), lambda: 0.0)
+    mover = make_mover(arena, host, timer)
+    for span in (mover.swap_out([(1, 2)]), mover.swap_in([(2, 1)]), mover.copy([(1, 2)])):
+        assert timer.seconds(span) > 0

@@ -14,6 +14,7 @@ import torch
 from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.write import rotate_and_write, write_kv
 from executor.rotary import rotate
+from tests.executor.triton.vast_memory import vast_memory
 
 _FP8 = torch.float8_e4m3fn
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -164,7 +165,7 @@ def test_a_layers_blocks_may_lie_apart(rng):
 def test_blocks_that_lie_beyond_32_bits(rng):
     """The last of three blocks lies 3 * 2 ** 31 elements behind the first; memory between is never touched."""
     apart = 3 << 30
-    memory = torch.empty(2 * apart + (1 << 20), dtype=_FP8)
+    memory = vast_memory(2 * apart + (1 << 20)).view(_FP8)
     shape, strides = (3, 2, 16, 32), (apart, 16 * 32, 32, 1)
     cache = BlockCache(*(memory.as_strided(shape, strides, offset) for offset in (0, 1 << 16)))
     keys, values = _exact_in_8_bits((2, 2, 2, 32)).to(torch.float16)

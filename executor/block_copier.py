@@ -1,0 +1,88 @@
+"""Copies blocks within an arena, and between an arena and memory in which they lie one after the other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from executor.arena import BlockArena
+from executor.attention.triton.availability import triton_obstacle
+
+Pairs = Sequence[tuple[int, int]]
+
+
+class BlockCopier(ABC):
+    """Copies many blocks of all layers in a call, in the device's current stream.
+
+    "Staged" memory holds blocks as `BlockArena.blocks` shows them, each in one piece: [number, *outer, *inner].
+    """
+
+    def __init__(self, arena: BlockArena) -> None:
+        self._arena = arena
+
+    @abstractmethod
+    def copy(self, pairs: Pairs) -> None:
+        """Copies blocks (source, destination), as if one pair after another."""
+
+    @abstractmethod
+    def gather(self, blocks: Sequence[int], staged: torch.Tensor) -> None:
+        """Copies blocks to staged memory, the first one to the first place there."""
+
+    @abstractmethod
+    def scatter(self, staged: torch.Tensor, blocks: Sequence[int]) -> None:
+        """Copies what is staged to blocks, of which no two are the same."""
+
+
+def make_copier(arena: BlockArena) -> BlockCopier:
+    """The fastest for the arena's GPU."""
+    device = arena.data.device
+    if triton_obstacle(device, torch.cuda.get_device_capability(device)) is None:
+        # Only where there is Triton.
+        from executor.attention.triton.block_copy import TritonCopier, fits
+
+        if fits(arena):
+            return TritonCopier(arena)
+    return IndexedCopier(arena)
+
+
+class IndexedCopier(BlockCopier):
+    """In a few calls of torch."""
+
+    def copy(self, pairs: Pairs) -> None:
+        memory = self._arena.blocks
+        for run in independent_runs(pairs):
+            sources, destinations = zip(*run, strict=True)
+            memory.index_copy_(0, indices(destinations, memory), memory.index_select(0, indices(sources, memory)))
+
+    def gather(self, blocks: Sequence[int], staged: torch.Tensor) -> None:
+        torch.index_select(self._arena.blocks, 0, indices(blocks, staged), out=staged)
+
+    def scatter(self, staged: torch.Tensor, blocks: Sequence[int]) -> None:
+        self._arena.blocks.index_copy_(0, indices(blocks, staged), staged)
+
+
+def indices(values: Sequence[int] | Pairs, like: torch.Tensor) -> torch.Tensor:
+    """Block numbers where `like` lies, int64. A GPU's stream finds them there; the host does not wait."""
+    tensor = torch.tensor(values, dtype=torch.int64)
+    if like.is_cuda:
+        # From other memory the copy would wait for all that is in the stream.
+        tensor = tensor.pin_memory()
+    return tensor.to(like.device, non_blocking=True)
+
+
+def independent_runs(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Cuts the pairs into runs, each of which can be copied in any order: none touches what another one writes."""
+    runs: list[list[tuple[int, int]]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for source, destination in pairs:
+        if not runs or source in written or destination in written or destination in read:
+            runs.append([])
+            read.clear()
+            written.clear()
+        runs[-1].append((source, destination))
+        read.add(source)
+        written.add(destination)
+    return runs

@@ -1,13 +1,14 @@
-# Octavo's images. Two targets:
+# Octavo's images. Three targets:
 #
-#   octavo-core      gateway, KV manager and every client command; no torch
-#   octavo-executor  the same plus torch: one more layer on the same ones
+#   octavo-core          gateway, KV manager and every client command; no torch
+#   octavo-executor      the same plus torch: one more layer on the same ones
+#   octavo-executor-gpu  that one plus a C compiler, with which Triton builds what launches its kernels
 #
 #   docker build --target octavo-executor -t octavo-executor .
 #
 # TORCH_INDEX names one more package index to look for torch in. Without it torch comes from the index that pip is set to use;
-# PyPI's build for Linux brings CUDA and serves CPUs and NVIDIA GPUs alike. PyTorch's index of CPU wheels makes the image
-# several GB smaller.
+# PyPI's build for Linux brings CUDA and Triton and serves CPUs and NVIDIA GPUs alike. PyTorch's index of CPU wheels makes
+# the image several GB smaller; octavo-executor-gpu is built without it.
 ARG PYTHON_IMAGE=python:3.11-slim
 
 FROM ${PYTHON_IMAGE} AS core-dependencies
@@ -50,6 +51,22 @@ FROM core-runtime AS executor-runtime
 COPY --from=executor-dependencies /layer /
 
 FROM executor-runtime AS octavo-executor
+COPY --from=octavo /layer /
+USER 10001:10001
+WORKDIR /tmp
+ENTRYPOINT ["octavo"]
+CMD ["executor"]
+
+# Triton compiles where it runs: kernels for the GPU at hand, and a Python extension that launches them, for which it
+# needs Python's headers too. What it has compiled is kept on the volume of /cache.
+FROM executor-runtime AS executor-gpu-runtime
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+ && test -f "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"
+ENV TRITON_CACHE_DIR=/cache/triton \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+FROM executor-gpu-runtime AS octavo-executor-gpu
 COPY --from=octavo /layer /
 USER 10001:10001
 WORKDIR /tmp

@@ -26,7 +26,11 @@ def settings(**changes):
 @pytest.fixture
 def triton(monkeypatch):
     """A Triton that is there, whether or not one is, and its settings."""
-    module = SimpleNamespace(__version__="3.6.0", knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=False)))
+    module = SimpleNamespace(
+        __version__="3.6.0",
+        knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=False)),
+        runtime=SimpleNamespace(driver=SimpleNamespace(active=SimpleNamespace(utils="built"))),
+    )
     monkeypatch.setitem(sys.modules, "triton", module)
     return module
 
@@ -104,6 +108,18 @@ def test_triton_on_a_cpu_needs_its_interpreter(triton):
         choose_backend(settings(attention_backend="triton"), CPU, None)
     triton.knobs.runtime.interpret = True
     assert choose_backend(settings(attention_backend="triton"), CPU, None) == "triton"
+
+
+def test_without_a_compiler_it_is_said_what_triton_needs(triton, caplog):
+    class Active:
+        @property
+        def utils(self):
+            raise RuntimeError("Failed to find C compiler.")
+
+    triton.runtime = SimpleNamespace(driver=SimpleNamespace(active=Active()))
+    assert choose_backend(settings(), GPU, HOPPER) == "reference"
+    (record,) = caplog.records
+    assert "it needs gcc or clang and Python's headers (Failed to find C compiler.)" in record.reason
 
 
 def test_old_ones_are_named(triton):

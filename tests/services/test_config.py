@@ -73,6 +73,19 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert config["model_name"] == tmp_path.name
 
 
+def test_a_variable_that_is_empty_says_nothing(tmp_path: Path) -> None:
+    config = executor_config(
+        tmp_path,
+        "executor",
+        OCTAVO_EXECUTOR_GPU_MEMORY_UTILIZATION="",
+        OCTAVO_EXECUTOR_MAX_BATCHED_TOKENS="",
+        OCTAVO_EXECUTOR_MAX_SEQUENCES="",
+    )
+    assert config["gpu_memory_utilization"] is None
+    assert config["max_batched_tokens"] == ExecutorConfig.max_batched_tokens
+    assert config["max_sequences"] == ExecutorConfig.max_sequences
+
+
 def test_the_file_may_come_from_the_environment_and_traces_from_the_standard_one(tmp_path: Path) -> None:
     file = tmp_path / "octavo.toml"
     file.write_text("[executor]\nthreads = 3\n")
@@ -112,6 +125,7 @@ def test_serve_hands_down_what_it_was_asked_for_and_no_defaults(tmp_path: Path) 
         ["--device=cuda"],
         ["--device=cpu"],
         ["--device=auto", "--attention-backend=triton", "--kv-dtype=fp8", "--dtype=float16"],
+        ["--device=cuda", "--gpu-memory-utilization=0.8"],
     ],
 )
 def test_serve_says_what_the_executor_computes_on(tmp_path: Path, flags: list[str]) -> None:
@@ -139,6 +153,20 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_toml(file, COMMANDS)
+
+
+def test_serve_gives_the_sizes_of_a_step_to_who_builds_it_and_to_who_computes_it(tmp_path: Path) -> None:
+    flags = {"--max-batched-tokens=300", "--max-sequences=30"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_CHILDREN, "serve", "--model", str(tmp_path), "--port", "0", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    commands = json.loads(done.stdout)
+    assert flags <= set(commands["executor"])
+    assert flags <= set(commands["kvmanager"])
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ def triton_obstacle(device: torch.device, capability: tuple[int, int] | None) ->
     if capability is None or capability < OLDEST_CAPABILITY:
         has = "none" if capability is None else _dotted(capability)
         return f"it needs a GPU of compute capability {_dotted(OLDEST_CAPABILITY)} or newer; this one has {has}"
+    try:
+        _ = triton.runtime.driver.active.utils
+    except Exception as error:  # of a compiler, a linker, or what loads the outcome
+        return (
+            f"Triton can't build what launches kernels, for which it needs gcc or clang and Python's headers ({error})"
+        )
     return None
 
 

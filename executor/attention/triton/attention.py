@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import triton
@@ -16,15 +13,8 @@ from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.dtypes import TRITON_NAMES
 from executor.attention.triton.kernel_spec import KernelSpec
 from executor.attention.triton.kernels.attention import paged_attention
+from executor.attention.triton.tile_sizes import TileSizes, padded
 from executor.attention.triton.tiles import TILE_FIELDS
-
-Phase = Literal["prefill", "decode"]
-PHASES: tuple[Phase, ...] = ("prefill", "decode")
-
-MAX_GROUP = 128
-
-# Keys that a program takes in at once have at most so many bytes, and as many values.
-_KEY_TILE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,44 +55,18 @@ class ScoreForm:
 
 
 @dataclass(frozen=True, slots=True)
-class TileSizes:
-    """What one program takes on.
-
-    Attributes:
-        rows: queries times heads of a group, a power of two.
-        keys: at once.
-        num_warps, num_stages: as Triton's options.
-    """
-
-    rows: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
-@dataclass(frozen=True, slots=True)
 class Work:
-    """Tiles of one phase, on the device.
+    """Tiles of queries, on the device.
 
     Attributes:
+        sizes: what the tiles were made for.
         tiles: as of `executor.attention.triton.tiles`.
         block_ids: the rows' block tables, int32.
     """
 
-    phase: Phase
+    sizes: TileSizes
     tiles: torch.Tensor
     block_ids: torch.Tensor
-
-
-def queries_per_tile(phase: Phase, group: int, head_dim: int) -> int:
-    return 1 if phase == "decode" else _tile_rows(phase, group, head_dim) // group
-
-
-def tile_sizes(phase: Phase, group: int, head_dim: int, kv_dtype: torch.dtype) -> TileSizes:
-    """Chosen so that nothing is spilled and shared memory suffices from compute capability 8.0 on."""
-    widest, num_warps = (128, 4) if phase == "decode" else (32, 8)
-    keys = max(16, min(widest, _KEY_TILE_BYTES // (_padded(head_dim) * kv_dtype.itemsize)))
-    return TileSizes(_tile_rows(phase, group, head_dim), keys, num_warps, num_stages=3)
 
 
 def attend(
@@ -124,10 +88,11 @@ def attend(
             split has none, -inf, and its result is not written.
     """
     shape = AttentionShape.of(cache, queries)
-    spec = attention_spec(shape, work.phase, ScoreForm.of(params), log_sums is not None)
+    spec = attention_spec(shape, work.sizes, ScoreForm.of(params), log_sums is not None)
+    head_tiles = -(-shape.group // work.sizes.heads)
     num_splits, num_results = (1, len(output)) if log_sums is None else output.shape[:2]
     spec.launch(
-        (len(work.tiles) * shape.kv_heads, num_splits),
+        (len(work.tiles) * shape.kv_heads * head_tiles, num_splits),
         queries,
         cache.keys,
         cache.values,
@@ -151,9 +116,8 @@ def is_interpreted() -> bool:
 
 
 @functools.cache
-def attention_spec(shape: AttentionShape, phase: Phase, scores: ScoreForm, partial: bool) -> KernelSpec:
+def attention_spec(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, partial: bool) -> KernelSpec:
     """The kernel's form; a partial one writes the results of splits."""
-    sizes = tile_sizes(phase, shape.group, shape.head_dim, shape.kv_dtype)
     dtype, kv_dtype = TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype]
     pointers = {
         "queries": f"*{dtype}",
@@ -174,64 +138,45 @@ def attention_spec(shape: AttentionShape, phase: Phase, scores: ScoreForm, parti
         "window": "i32",
     }
     return KernelSpec(
-        name=_name(shape, phase, scores, partial),
+        name=_name(shape, sizes, scores, partial),
         kernel=paged_attention,
         signature=pointers | numbers,
         constants={
             "TILE_FIELDS": TILE_FIELDS,
             "KV_HEADS": shape.kv_heads,
             "GROUP": shape.group,
+            "HEADS": sizes.heads,
             "HEAD_DIM": shape.head_dim,
-            "PADDED_DIM": _padded(shape.head_dim),
+            "PADDED_DIM": padded(shape.head_dim),
             "BLOCK_SIZE": shape.block_size,
             "BLOCK_M": sizes.rows,
             "BLOCK_N": sizes.keys,
-            "PEELED": phase == "prefill" and not scores.windowed,
+            "PEELED": sizes.peels and not scores.windowed,
             "PARTIAL": partial,
             "WINDOWED": scores.windowed,
             "CAPPED": scores.capped,
             "BIASED": scores.biased,
-            "PRECISION": "tf32x3" if shape.dtype == torch.float32 else "tf32",
+            # Of float32. What has 8 bits loses nothing as tf32.
+            "PRECISION": "tf32x3" if shape.kv_dtype == torch.float32 else "tf32",
             # The interpreter's products of bfloat16 are wrong.
             "WIDENED": shape.dtype == torch.bfloat16 and is_interpreted(),
         },
         aligned=frozenset((*pointers, "block_stride", *(("query_stride",) if shape.head_dim % 16 == 0 else ()))),
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
+        made_for=90 if sizes.is_large else 80,
     )
 
 
-def _name(shape: AttentionShape, phase: Phase, scores: ScoreForm, partial: bool) -> str:
-    types = dict.fromkeys((TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype]))
+def _name(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, partial: bool) -> str:
+    types = "/".join(dict.fromkeys((TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype])))
     flags = (("partial", partial), ("window", scores.windowed), ("cap", scores.capped), ("alibi", scores.biased))
     return " ".join(
         (
-            f"attention {'/'.join(types)} h{shape.kv_heads} g{shape.group} d{shape.head_dim} b{shape.block_size}",
-            phase,
+            f"attention {types} h{shape.kv_heads} g{shape.group} d{shape.head_dim} b{shape.block_size}",
+            f"{sizes.rows}x{sizes.keys}",
+            *(["peeled"] if sizes.peels else []),
+            *(["large"] if sizes.is_large else []),
             *(name for name, is_set in flags if is_set),
         )
     )
-
-
-def _tile_rows(phase: Phase, group: int, head_dim: int) -> int:
-    least = max(16, int(triton.next_power_of_2(group)))
-    return least if phase == "decode" else max(least, 128)
-
-
-def _padded(head_dim: int) -> int:
-    return int(triton.next_power_of_2(head_dim))
-
-
-_SHAPES = tuple(
-    AttentionShape(dtype, kv_dtype, 8, 4, 128, 16)
-    for dtype, kv_dtype in itertools.product((torch.bfloat16,), (torch.bfloat16,))
-)
-
-
-def specs(shapes: Iterable[AttentionShape] = _SHAPES) -> list[KernelSpec]:
-    return [
-        attention_spec(shape, phase, ScoreForm(), partial)
-        for shape in shapes
-        for phase in ("prefill", "decode")
-        for partial in (False, True)
-    ]

@@ -6,20 +6,20 @@ import torch
 
 from executor.arena import BlockArena, BlockLayout
 from executor.attention.interface import AttentionBackend, AttentionPlan, DecodePlan, StepLayout
-from executor.attention.triton.attention import MAX_GROUP, is_interpreted
+from executor.attention.triton.attention import is_interpreted
 from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.dtypes import TRITON_NAMES
-from executor.attention.triton.plans import GraphDecodePlan, Heads, Slopes, StepPlan
+from executor.attention.triton.heads import Gpu, Heads
+from executor.attention.triton.plans import GraphDecodePlan, StepPlan
+from executor.attention.triton.slopes import Slopes
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
-_HEAD_DIMS = range(32, 257, 8)
+_HEAD_DIMS = range(8, 257, 8)
 _FP8_CAPABILITY = (8, 9)
-# Programs that fit on a multiprocessor at the same time, by their shared memory.
-_PROGRAMS_PER_MULTIPROCESSOR = 2
-# The interpreter passes for a small GPU.
-_INTERPRETED_MULTIPROCESSORS = 4
+# What the interpreter passes for.
+_SMALL_GPU = Gpu((9, 0), 4)
 
 
 class TritonAttention(AttentionBackend[BlockCache]):
@@ -32,20 +32,15 @@ class TritonAttention(AttentionBackend[BlockCache]):
     name = "triton"
 
     def __init__(self) -> None:
-        self._capability: tuple[int, int] | None = None
-        multiprocessors = _INTERPRETED_MULTIPROCESSORS
-        if not is_interpreted():
-            if not torch.cuda.is_available():
-                raise SettingsError("attention_backend triton: there is no usable GPU")
-            self._capability = torch.cuda.get_device_capability()
-            multiprocessors = torch.cuda.get_device_properties().multi_processor_count
-        self._num_running = multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR
+        if not is_interpreted() and not torch.cuda.is_available():
+            raise SettingsError("attention_backend triton: there is no usable GPU")
+        self._gpu = _SMALL_GPU if is_interpreted() else Gpu.current()
         self._slopes = Slopes()
         self._heads: Heads | None = None
 
     def block_layout(self, model: DecoderDescription, block_size: int, dtype: torch.dtype) -> BlockLayout:
         self._check(model, block_size, dtype)
-        self._heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim, dtype, self._num_running)
+        self._heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim, dtype, self._gpu)
         return BlockLayout(dtype, (model.num_layers, 2), (model.num_kv_heads, block_size, model.head_dim))
 
     def layer_caches(self, arena: BlockArena) -> list[BlockCache]:
@@ -64,18 +59,15 @@ class TritonAttention(AttentionBackend[BlockCache]):
         return GraphDecodePlan(num_rows, max_context, block_size, self._heads, self._slopes, device)
 
     def _check(self, model: DecoderDescription, block_size: int, dtype: torch.dtype) -> None:
-        group = model.num_heads // model.num_kv_heads
         fault = ""
         if block_size not in _BLOCK_SIZES:
             fault = f"block_size must be one of {', '.join(map(str, _BLOCK_SIZES))}, not {block_size}"
         elif model.head_dim not in _HEAD_DIMS:
-            fault = f"heads must be 32 to 256 wide, in steps of 8, not {model.head_dim}"
-        elif group > MAX_GROUP:
-            fault = f"at most {MAX_GROUP} query heads can share a key/value head, not {group}"
+            fault = f"heads must be a multiple of 8 wide, up to {_HEAD_DIMS[-1]}, not {model.head_dim}"
         elif dtype not in TRITON_NAMES:
             fault = f"keys and values are stored in {', '.join(map(str, TRITON_NAMES))}, not in {dtype}"
-        elif dtype.itemsize == 1 and self._capability is not None and self._capability < _FP8_CAPABILITY:
-            has = ".".join(map(str, self._capability))
+        elif dtype == torch.float8_e4m3fn and self._gpu.capability < _FP8_CAPABILITY:
+            has = ".".join(map(str, self._gpu.capability))
             fault = f"keys and values in fp8 need a GPU of compute capability 8.9 or newer; this one has {has}"
         if fault:
             raise SettingsError(f"attention_backend triton: {fault}")

@@ -20,6 +20,7 @@ class KernelSpec:
         aligned: arguments that are always multiples of 16, pointers in bytes.
         num_warps, num_stages: as Triton's options.
         fp_fusion: whether a product and a sum may become one instruction, which rounds once instead of twice.
+        made_for: compute capability of the smallest GPU that it suits.
     """
 
     name: str
@@ -30,11 +31,13 @@ class KernelSpec:
     num_warps: int
     num_stages: int
     fp_fusion: bool = True
+    made_for: int = 80
 
     @property
     def min_capability(self) -> int:
         """Lowest compute capability that it can be compiled for, 80 or above: fp8 is converted from 8.9 on."""
-        return 89 if any("fp8" in argument for argument in self.signature.values()) else 80
+        converts = any("fp8" in argument for argument in self.signature.values())
+        return max(self.made_for, 89 if converts else 80)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -10,9 +10,12 @@ import numpy.typing as npt
 import torch
 
 from executor.attention.interface import AttentionParams, AttentionPlan, DecodePlan, StepLayout
-from executor.attention.triton.attention import PHASES, Phase, Work, attend, queries_per_tile, tile_sizes
+from executor.attention.triton.attention import Work
 from executor.attention.triton.block_cache import BlockCache
-from executor.attention.triton.merge import merge
+from executor.attention.triton.heads import Heads
+from executor.attention.triton.slopes import Slopes
+from executor.attention.triton.split_work import SplitWork
+from executor.attention.triton.tile_sizes import PHASES, Phase, TileSizes
 from executor.attention.triton.tiles import (
     TILE_FIELDS,
     Int32s,
@@ -28,94 +31,6 @@ from executor.attention.triton.tiles import (
 from executor.attention.triton.upload import pack, unpack, upload
 from executor.attention.triton.write import rotate_and_write, write_kv
 from executor.rotary import Angles
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """A model's attention, on a GPU.
-
-    Attributes:
-        kv_dtype: of keys and values.
-        num_running: programs of the attention kernel that run at a time.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    kv_dtype: torch.dtype
-    num_running: int
-
-    @property
-    def group(self) -> int:
-        return self.num_heads // self.num_kv_heads
-
-    def query_tiles(self, phase: Phase, rows: Rows) -> Int32s:
-        return query_tiles(rows, queries_per_tile(phase, self.group, self.head_dim))
-
-    def split_keys(self, phase: Phase, tiles: Int32s, most: int) -> int:
-        keys = tile_sizes(phase, self.group, self.head_dim, self.kv_dtype).keys
-        return split_keys(tiles, self.num_kv_heads, keys, self.num_running, most)
-
-
-class Slopes:
-    """ALiBi's slopes as tensors, each made once."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[tuple[tuple[float, ...], torch.device], torch.Tensor] = {}
-
-    def tensor(self, slopes: tuple[float, ...], device: torch.device) -> torch.Tensor:
-        """[heads], float32; a single number where there are no slopes."""
-        key = (slopes, device)
-        if key not in self._tensors:
-            self._tensors[key] = torch.tensor(slopes or (0.0,), dtype=torch.float32, device=device)
-        return self._tensors[key]
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """Results of splits.
-
-    Attributes:
-        parts: [splits, results, heads, head_dim], float32.
-        log_sums: [splits, results, heads], float32.
-    """
-
-    parts: torch.Tensor
-    log_sums: torch.Tensor
-
-    @classmethod
-    def empty(cls, num_splits: int, num_results: int, heads: Heads, device: torch.device) -> Scratch:
-        shape = (num_splits, num_results, heads.num_heads, heads.head_dim)
-        return cls(torch.empty(shape, device=device), torch.empty(shape[:-1], device=device))
-
-
-@dataclass(frozen=True, slots=True)
-class SplitWork:
-    """Work, and what becomes of its results.
-
-    Attributes:
-        num_splits: 1 where results go to the output straight.
-        tokens: [results], int32: the token of each result, where they are split.
-    """
-
-    work: Work
-    num_splits: int
-    tokens: torch.Tensor
-
-    def attend(
-        self,
-        cache: BlockCache,
-        queries: torch.Tensor,
-        params: AttentionParams,
-        slopes: torch.Tensor,
-        output: torch.Tensor,
-        scratch: Scratch | None,
-    ) -> None:
-        if scratch is None:
-            attend(self.work, cache, queries, params, slopes, output)
-        else:
-            attend(self.work, cache, queries, params, slopes, scratch.parts, scratch.log_sums)
-            merge(scratch.parts, scratch.log_sums, self.tokens, output)
 
 
 class _WritingPlan(AttentionPlan[BlockCache]):
@@ -149,7 +64,7 @@ class StepPlan(_WritingPlan):
             arrays += [part.tiles, part.tokens]
         self._slots, ids, *tables = upload(arrays, device)
         self._parts = [
-            SplitWork(Work(part.phase, tiles, ids), part.num_splits, tokens)
+            SplitWork(Work(part.sizes, tiles, ids), part.num_splits, tokens)
             for part, tiles, tokens in zip(parts, tables[::2], tables[1::2], strict=True)
         ]
 
@@ -157,10 +72,7 @@ class StepPlan(_WritingPlan):
         slopes = self._slopes.tensor(params.alibi_slopes, queries.device)
         output = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for part in self._parts:
-            scratch = None
-            if part.num_splits > 1:
-                scratch = Scratch.empty(part.num_splits, len(part.tokens), self._heads, queries.device)
-            part.attend(cache, queries, params, slopes, output, scratch)
+            part.attend(cache, queries, params, slopes, output, part.scratch(self._heads))
         return output
 
 
@@ -168,7 +80,7 @@ class StepPlan(_WritingPlan):
 class _HostPart:
     """One phase's tables as they are made on the host."""
 
-    phase: Phase
+    sizes: TileSizes
     num_splits: int
     tiles: Int32s
     tokens: Int32s
@@ -179,11 +91,14 @@ class _HostPart:
         rows = rows.only((rows.num_tokens == 1) == (phase == "decode"))
         if not len(rows.num_tokens):
             return None
-        tiles, tokens = heads.query_tiles(phase, rows), result_tokens(rows)
-        num_splits = heads.split_keys(phase, tiles, max_splits(len(tokens)))
+        sizes = heads.sizes(phase)
+        tiles, tokens = query_tiles(rows, sizes.queries), result_tokens(rows)
+        num_splits = split_keys(
+            tiles, heads.programs_per_tile(sizes), sizes.keys, heads.gpu.num_running, max_splits(len(tokens))
+        )
         if num_splits == 1:
             tiles[:, 6] = tiles[:, 1]
-        return cls(phase, num_splits, tiles, tokens)
+        return cls(sizes, num_splits, tiles, tokens)
 
 
 class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):
@@ -197,7 +112,9 @@ class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):
         self._block_size = block_size
         self._heads = heads
         self._slopes = slopes
-        self._num_splits = max_decode_splits(num_rows, max_context, heads.num_kv_heads, heads.num_running)
+        self._sizes = heads.sizes("decode")
+        self._programs_per_tile = heads.programs_per_tile(self._sizes)
+        num_splits = max_decode_splits(num_rows, max_context, self._programs_per_tile, heads.gpu.num_running)
 
         largest = (
             np.zeros(num_rows, np.int64),
@@ -207,8 +124,8 @@ class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):
         self._tables = pack(largest, device).to(device)
         self._slots, tiles, block_ids = unpack(self._tables, largest)
         tokens = torch.arange(num_rows, dtype=torch.int32, device=device)
-        self._part = SplitWork(Work("decode", tiles, block_ids), self._num_splits, tokens)
-        self._scratch = Scratch.empty(self._num_splits, num_rows, heads, device) if self._num_splits > 1 else None
+        self._part = SplitWork(Work(self._sizes, tiles, block_ids), num_splits, tokens)
+        self._scratch = self._part.scratch(heads)
         self.fill(StepLayout([], [], [], block_size))
 
     def fill(self, layout: StepLayout) -> None:
@@ -229,8 +146,8 @@ class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):
 
         slots = np.full(self._num_rows, -1, dtype=np.int64)
         slots[:given] = written_slots(rows.only(lengths > 0), block_ids, self._block_size)
-        tiles = self._heads.query_tiles("decode", rows)
-        self._heads.split_keys("decode", tiles, self._num_splits)
+        tiles = query_tiles(rows, 1)
+        split_keys(tiles, self._programs_per_tile, self._sizes.keys, self._heads.gpu.num_running, self._part.num_splits)
         tables = pack((slots, tiles, block_ids), self._tables.device)
         self._tables[: len(tables)].copy_(tables, non_blocking=True)
 

@@ -103,21 +103,23 @@ def result_tokens(rows: Rows) -> Int32s:
     return (np.arange(len(row)) + (rows.token_starts - _starts(rows.num_tokens))[row]).astype(np.int32)
 
 
-def split_keys(tiles: Int32s, kv_heads: int, keys_per_tile: int, num_running: int, max_splits: int) -> int:
+def split_keys(tiles: Int32s, programs_per_tile: int, keys_per_tile: int, num_running: int, most: int) -> int:
     """Sets how finely the tiles' keys are split, so that programs are of like length and keep all multiprocessors busy.
 
     Args:
         tiles: as of `query_tiles`; their least share is set.
+        programs_per_tile: without splits.
         keys_per_tile: keys that a program takes in at once.
         num_running: programs that run at a time.
+        most: splits that there may be.
 
     Returns:
         Number of splits, 1 where it isn't worth it.
     """
     key_tiles = -(-_num_keys(tiles) // keys_per_tile)
-    longest, work = int(key_tiles.max()), int(key_tiles.sum()) * kv_heads
+    longest, work = int(key_tiles.max()), int(key_tiles.sum()) * programs_per_tile
     least = max(1, _LEAST_SHARE_KEYS // keys_per_tile)
-    share = max(least, -(-work // (_WAVES * num_running)), -(-longest // max_splits))
+    share = max(least, -(-work // (_WAVES * num_running)), -(-longest // most))
     # Parts of more than half of the longest row aren't worth merging.
     if 2 * share > longest:
         share = max(1, longest)
@@ -130,9 +132,9 @@ def max_splits(num_results: int) -> int:
     return max(1, min(_MAX_SPLITS, _MAX_PARTS // num_results))
 
 
-def max_decode_splits(num_rows: int, max_context: int, kv_heads: int, num_running: int) -> int:
+def max_decode_splits(num_rows: int, max_context: int, programs_per_row: int, num_running: int) -> int:
     """Splits that suffice for up to `num_rows` decodes of up to `max_context` tokens."""
-    useful = -(-_WAVES * num_running // (num_rows * kv_heads))
+    useful = -(-_WAVES * num_running // (num_rows * programs_per_row))
     return max(1, min(useful, max_splits(num_rows), -(-max_context // _LEAST_SHARE_KEYS)))
 
 

@@ -1,7 +1,7 @@
 """Attention over block tables, for prefill chunks and decodes alike (Kwon et al., arXiv 2309.06180, section 4.3).
 
-One program computes one tile of queries of one row with all query heads that share a key/value head, over the row's
-keys or a split of them (Dao et al., Flash-Decoding), by online softmax (Milakov and Gimelshein, arXiv 1805.02867;
+One program computes one tile of queries of one row, with query heads that share a key/value head, over the row's keys
+or a split of them (Dao et al., Flash-Decoding), by online softmax (Milakov and Gimelshein, arXiv 1805.02867;
 Dao, arXiv 2307.08691). Exponentials and logarithms are to the base 2.
 """
 
@@ -32,6 +32,7 @@ def paged_attention(
     TILE_FIELDS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -45,7 +46,7 @@ def paged_attention(
     PRECISION: tl.constexpr,
     WIDENED: tl.constexpr,
 ):
-    """Grid: (tiles * KV_HEADS, splits).
+    """Grid: (tiles * KV_HEADS * ceil(GROUP / HEADS), splits).
 
     Args:
         queries: [tokens, heads, HEAD_DIM], a token's heads one after the other.
@@ -55,14 +56,16 @@ def paged_attention(
         slopes: [heads], of the distance that is added to scores.
         output: [results, heads, HEAD_DIM], or [splits, results, heads, HEAD_DIM] in float32.
         log_sums: [splits, results, heads]: log2 of the sum of exp2(score / ln 2); -inf where a split has no keys.
+        HEADS: of a group, in one program.
         PEELED: tiles of keys that all queries see go without masks.
         PARTIAL: each split's result, not only a single one's.
         WIDENED: dot products of float32 copies.
     """
     program = tl.program_id(0)
     split = tl.program_id(1)
-    kv_head = program % KV_HEADS
-    tile = tiles + (program // KV_HEADS) * TILE_FIELDS
+    HEAD_TILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    kv_head = program // HEAD_TILES % KV_HEADS
+    tile = tiles + program // (HEAD_TILES * KV_HEADS) * TILE_FIELDS
     table = block_ids + tl.load(tile)
     first_token = tl.load(tile + 1)
     num_queries = tl.load(tile + 2)
@@ -72,9 +75,10 @@ def paged_attention(
     first_result = tl.load(tile + 6)
 
     row = tl.arange(0, BLOCK_M)
-    query = row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    is_real = query < num_queries
+    query = row // HEADS
+    in_group = program % HEAD_TILES * HEADS + row % HEADS
+    head = kv_head * GROUP + in_group
+    is_real = (query < num_queries) & (in_group < GROUP)
     position = first_position + query
 
     at = (first_result + query).to(tl.int64) * (KV_HEADS * GROUP) + head

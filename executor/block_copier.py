@@ -9,6 +9,7 @@ import torch
 
 from executor.arena import BlockArena
 from executor.attention.triton.availability import triton_obstacle
+from executor.transfers import index
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -54,22 +55,13 @@ class IndexedCopier(BlockCopier):
         memory = self._arena.blocks
         for run in independent_runs(pairs):
             sources, destinations = zip(*run, strict=True)
-            memory.index_copy_(0, indices(destinations, memory), memory.index_select(0, indices(sources, memory)))
+            memory.index_copy_(0, index(destinations, memory), memory.index_select(0, index(sources, memory)))
 
     def gather(self, blocks: Sequence[int], staged: torch.Tensor) -> None:
-        torch.index_select(self._arena.blocks, 0, indices(blocks, staged), out=staged)
+        torch.index_select(self._arena.blocks, 0, index(blocks, staged), out=staged)
 
     def scatter(self, staged: torch.Tensor, blocks: Sequence[int]) -> None:
-        self._arena.blocks.index_copy_(0, indices(blocks, staged), staged)
-
-
-def indices(values: Sequence[int] | Pairs, like: torch.Tensor) -> torch.Tensor:
-    """Block numbers where `like` lies, int64. A GPU's stream finds them there; the host does not wait."""
-    tensor = torch.tensor(values, dtype=torch.int64)
-    if like.is_cuda:
-        # From other memory the copy would wait for all that is in the stream.
-        tensor = tensor.pin_memory()
-    return tensor.to(like.device, non_blocking=True)
+        self._arena.blocks.index_copy_(0, index(blocks, staged), staged)
 
 
 def independent_runs(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:

@@ -11,7 +11,8 @@ import triton
 from executor.arena import BlockArena
 from executor.attention.triton.kernel_spec import KernelSpec
 from executor.attention.triton.kernels.block_copy import copy_blocks_kernel
-from executor.block_copier import BlockCopier, Pairs, independent_runs, indices
+from executor.block_copier import BlockCopier, Pairs, independent_runs
+from executor.transfers import index
 
 _TILE = 1024
 _WORD = torch.int32
@@ -36,17 +37,17 @@ class TritonCopier(BlockCopier):
     def copy(self, pairs: Pairs) -> None:
         if not pairs:
             return
-        uploaded, first = indices(pairs, self._words), 0
+        uploaded, first = index(pairs, self._words), 0
         for run in independent_runs(pairs):
             _copy(self._words, self._words, uploaded[first : first + len(run)])
             first += len(run)
 
     def gather(self, blocks: Sequence[int], staged: torch.Tensor) -> None:
         pairs = [(block, place) for place, block in enumerate(blocks)]
-        _copy(self._words, self._staged_words(staged), indices(pairs, self._words))
+        _copy(self._words, self._staged_words(staged), index(pairs, self._words))
 
     def scatter(self, staged: torch.Tensor, blocks: Sequence[int]) -> None:
-        _copy(self._staged_words(staged), self._words, indices(list(enumerate(blocks)), self._words))
+        _copy(self._staged_words(staged), self._words, index(list(enumerate(blocks)), self._words))
 
     def _staged_words(self, staged: torch.Tensor) -> torch.Tensor:
         return staged.view(-1).view(_WORD).view(len(staged), self._pieces, -1)

@@ -15,57 +15,16 @@ from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.write import rotate_and_write, write_kv
 from executor.rotary import rotate
 from tests.executor.triton.vast_memory import vast_memory
-
-_FP8 = torch.float8_e4m3fn
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """To the bit, NaN included."""
-    bits = _BITS[one.itemsize]
-    return one.dtype == other.dtype and torch.equal(one.contiguous().view(bits), other.contiguous().view(bits))
-
-
-def _empty(dtype, kv_heads, block_size, head_dim, num_blocks=6):
-    shape = (num_blocks, kv_heads, block_size, head_dim)
-    keys, values = (torch.full(shape, float("nan"), dtype=torch.float32).to(dtype) for _ in range(2))
-    return BlockCache(keys, values)
-
-
-def _slots(rng, tokens, cache, empty=1):
-    """Different ones, the last of all among them, and some -1 anywhere."""
-    num_slots = cache.keys.shape[0] * cache.keys.shape[2]
-    slots = [num_slots - 1, *rng.choice(num_slots - 1, tokens - 1 - empty, replace=False), *[-1] * empty]
-    return torch.tensor(rng.permutation(slots), dtype=torch.int64)
-
-
-def _qkv(dtype, tokens, heads, kv_heads, head_dim):
-    """Views of one matrix, as a fused projection gives them."""
-    fused = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype)
-    return fused.view(tokens, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), dim=1)
-
-
-def _angles(tokens, dim):
-    angles = 50 * torch.randn(tokens, 1, dim // 2)
-    return angles.cos(), angles.sin()
-
-
-def _expected(cache, keys, values, slots):
-    """What the cache is to hold afterwards; all else stays what it was."""
-    after = BlockCache(cache.keys.clone(), cache.values.clone())
-    block_size = cache.keys.shape[2]
-    for token, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            block, offset = divmod(slot, block_size)
-            after.keys[block, :, offset] = keys[token].to(cache.keys.dtype)
-            after.values[block, :, offset] = values[token].to(cache.keys.dtype)
-    return after
-
-
-def _check_written(cache, expected):
-    assert _same(cache.keys, expected.keys)
-    assert _same(cache.values, expected.values)
-
+from tests.executor.triton.written import (
+    FP8,
+    check_written,
+    empty_cache,
+    fresh_angles,
+    fresh_heads,
+    fresh_slots,
+    same,
+    written,
+)
 
 # One program and several, groups and none, sizes that are no power of two, parts of heads.
 _SHAPES = [
@@ -81,91 +40,93 @@ _SHAPES = [
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "dim", "block_size"), _SHAPES)
 def test_rotated_and_written_as_one_after_the_other(rng, dtype, heads, kv_heads, head_dim, dim, block_size):
-    cache = _empty(dtype, kv_heads, block_size, head_dim)
-    queries, keys, values = _qkv(dtype, 4, heads, kv_heads, head_dim)
-    angles, slots = _angles(4, dim), _slots(rng, 4, cache)
-    expected = _expected(cache, rotate(keys, *angles), values, slots)
+    cache = empty_cache(dtype, kv_heads, block_size, head_dim)
+    queries, keys, values = fresh_heads(dtype, 4, heads, kv_heads, head_dim)
+    angles, slots = fresh_angles(4, dim), fresh_slots(rng, 4, cache)
+    expected = written(cache, rotate(keys, *angles), values, slots)
     before = [tensor.clone() for tensor in (queries, keys, values)]
 
     turned = rotate_and_write(cache, queries, keys, values, *angles, slots)
 
-    assert _same(turned, rotate(queries, *angles))
+    assert same(turned, rotate(queries, *angles))
     assert turned.is_contiguous()
-    _check_written(cache, expected)
+    check_written(cache, expected)
     for tensor, was in zip((queries, keys, values), before, strict=True):
-        assert _same(tensor, was)
+        assert same(tensor, was)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(3, 64), (1, 96), (9, 128)])
 def test_written_as_they_are(rng, dtype, kv_heads, head_dim):
-    cache = _empty(dtype, kv_heads, 16, head_dim)
-    _, keys, values = _qkv(dtype, 5, 2, kv_heads, head_dim)
-    slots = _slots(rng, 5, cache, empty=2)
-    expected = _expected(cache, keys, values, slots)
+    cache = empty_cache(dtype, kv_heads, 16, head_dim)
+    _, keys, values = fresh_heads(dtype, 5, 2, kv_heads, head_dim)
+    slots = fresh_slots(rng, 5, cache, empty=2)
+    expected = written(cache, keys, values, slots)
     write_kv(cache, keys, values, slots)
-    _check_written(cache, expected)
+    check_written(cache, expected)
 
 
 def test_nothing_is_written_for_rows_without_a_slot(seed):
     """Rows that fill up a CUDA graph's batch, whatever they hold."""
-    cache = _empty(torch.float16, 2, 16, 32)
+    cache = empty_cache(torch.float16, 2, 16, 32)
     expected = BlockCache(cache.keys.clone(), cache.values.clone())
-    queries, keys, values = _qkv(torch.float16, 3, 4, 2, 32)
-    angles, slots = _angles(3, 32), torch.full((3,), -1)
+    queries, keys, values = fresh_heads(torch.float16, 3, 4, 2, 32)
+    angles, slots = fresh_angles(3, 32), torch.full((3,), -1)
     write_kv(cache, keys, values, slots)
-    assert _same(rotate_and_write(cache, queries, keys, values, *angles, slots), rotate(queries, *angles))
-    _check_written(cache, expected)
+    assert same(rotate_and_write(cache, queries, keys, values, *angles, slots), rotate(queries, *angles))
+    check_written(cache, expected)
 
 
 def test_a_step_without_tokens_is_none(seed):
-    cache = _empty(torch.float16, 2, 16, 32)
-    queries, keys, values = _qkv(torch.float16, 0, 4, 2, 32)
+    cache = empty_cache(torch.float16, 2, 16, 32)
+    queries, keys, values = fresh_heads(torch.float16, 0, 4, 2, 32)
     write_kv(cache, keys, values, torch.empty(0, dtype=torch.int64))
-    assert not len(rotate_and_write(cache, queries, keys, values, *_angles(0, 32), torch.empty(0, dtype=torch.int64)))
+    assert not len(
+        rotate_and_write(cache, queries, keys, values, *fresh_angles(0, 32), torch.empty(0, dtype=torch.int64))
+    )
 
 
 def _exact_in_8_bits(shape):
     """Any numbers that 8 bits hold, but those that the interpreter gets wrong: 0 and the subnormal ones."""
-    numbers = torch.arange(256, dtype=torch.uint8).view(_FP8).float()
+    numbers = torch.arange(256, dtype=torch.uint8).view(FP8).float()
     numbers = numbers[numbers.isfinite() & (numbers.abs() >= 2**-6)]
     return numbers[torch.randint(len(numbers), shape)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_8_bits_hold_what_they_can_and_the_largest_number_for_what_is_larger(rng, dtype):
-    cache = _empty(_FP8, 2, 16, 64)
+    cache = empty_cache(FP8, 2, 16, 64)
     fused = _exact_in_8_bits((6, 6, 64)).to(dtype)
     fused[:, :, ::7] = torch.tensor([449, -600, 6e4, -6e4, float("inf"), -float("inf")], dtype=dtype)[:, None, None]
     queries, keys, values = fused.split((2, 2, 2), dim=1)
-    slots = _slots(rng, 6, cache)
-    expected = _expected(cache, keys.clamp(-448, 448), values.clamp(-448, 448), slots)
+    slots = fresh_slots(rng, 6, cache)
+    expected = written(cache, keys, values, slots)
     write_kv(cache, keys, values, slots)
-    _check_written(cache, expected)
+    check_written(cache, expected)
 
     # Turned by nothing, keys are the same.
-    rotated = _empty(_FP8, 2, 16, 64)
+    rotated = empty_cache(FP8, 2, 16, 64)
     keys.nan_to_num_(posinf=500, neginf=-500)
     rotate_and_write(rotated, queries, keys, values, torch.ones(6, 1, 32), torch.zeros(6, 1, 32), slots)
-    _check_written(rotated, expected)
+    check_written(rotated, expected)
 
 
 def test_a_layers_blocks_may_lie_apart(rng):
     """As in an arena whose blocks hold all layers."""
     arena = torch.full((6, 3, 2, 2, 16, 32), float("nan"), dtype=torch.float16)
     cache = BlockCache(arena[:, 1, 0], arena[:, 1, 1])
-    _, keys, values = _qkv(torch.float16, 4, 4, 2, 32)
-    slots = _slots(rng, 4, cache)
-    expected = _expected(cache, keys, values, slots)
+    _, keys, values = fresh_heads(torch.float16, 4, 4, 2, 32)
+    slots = fresh_slots(rng, 4, cache)
+    expected = written(cache, keys, values, slots)
     write_kv(cache, keys, values, slots)
-    _check_written(cache, expected)
+    check_written(cache, expected)
     assert arena[:, [0, 2]].isnan().all()
 
 
 def test_blocks_that_lie_beyond_32_bits(rng):
     """The last of three blocks lies 3 * 2 ** 31 elements behind the first; memory between is never touched."""
     apart = 3 << 30
-    memory = vast_memory(2 * apart + (1 << 20)).view(_FP8)
+    memory = vast_memory(2 * apart + (1 << 20)).view(FP8)
     shape, strides = (3, 2, 16, 32), (apart, 16 * 32, 32, 1)
     cache = BlockCache(*(memory.as_strided(shape, strides, offset) for offset in (0, 1 << 16)))
     keys, values = _exact_in_8_bits((2, 2, 2, 32)).to(torch.float16)
@@ -177,10 +138,10 @@ def test_blocks_that_lie_beyond_32_bits(rng):
 
 
 def _fits():
-    queries, keys, values = _qkv(torch.float16, 3, 4, 2, 32)
-    cosines, sines = _angles(3, 32)
+    queries, keys, values = fresh_heads(torch.float16, 3, 4, 2, 32)
+    cosines, sines = fresh_angles(3, 32)
     return {
-        "cache": _empty(torch.float16, 2, 16, 32),
+        "cache": empty_cache(torch.float16, 2, 16, 32),
         "queries": queries,
         "keys": keys,
         "values": values,
@@ -201,8 +162,8 @@ def _fits():
         ("slots", torch.arange(3, dtype=torch.int32)),
         ("cosines", torch.zeros(3, 1, 17)),
         ("sines", torch.zeros(3, 1, 16, dtype=torch.float16)),
-        ("cache", _empty(torch.bfloat16, 2, 16, 32)),
-        ("cache", _empty(torch.float16, 2, 12, 32)),
+        ("cache", empty_cache(torch.bfloat16, 2, 16, 32)),
+        ("cache", empty_cache(torch.float16, 2, 12, 32)),
     ],
     ids=itertools.count(),
 )

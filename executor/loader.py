@@ -84,11 +84,11 @@ def load_executor(
         incarnation=uuid.uuid4().hex,
         tensor_parallel_size=ranks.size,
     )
-    runner, sampler = loaded.runner(arena), loaded.sampler()
+    runner, warnings = loaded.runner(arena), MemoryWarnings(clock)
     if ranks.size == 1:  # several would have to cut their steps alike, and only one of them knows
-        warnings = MemoryWarnings(clock)
-        runner, sampler = SplitRunner(runner, warnings), SplitSampler(sampler, warnings)
-    return Executor(runner, host, info, clock, rank_sampler(sampler, ranks), ranks)
+        runner = SplitRunner(runner, warnings)
+    sampler = rank_sampler(SplitSampler(loaded.sampler(), warnings), ranks)
+    return Executor(runner, host, info, clock, sampler, ranks)
 
 
 def check_loadable(settings: ExecutorSettings, rank: int) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 from collections.abc import Callable
@@ -78,6 +79,8 @@ class RankGroup(Ranks):
         self.size = size
         self.index = index
         self._tell = tell
+        # All are on this machine; without this, gloo would take the network that the host's name belongs to.
+        os.environ["GLOO_SOCKET_IFNAME"] = _loopback_interface()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -128,3 +131,7 @@ class RankGroup(Ranks):
         value = torch.tensor(number, dtype=torch.int64)
         dist.all_reduce(value, op=dist.ReduceOp.MIN)
         return int(value)
+
+
+def _loopback_interface() -> str:
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

@@ -53,7 +53,8 @@ class LeadingRank:
 
     def break_off(self, error: Exception) -> None:
         """A step has failed in this rank; the others may be anywhere in it."""
-        log.critical("a step failed in rank 0, and the executor ends with it", exc_info=error)
+        extra = {"reason": str(error)}
+        log.critical("a step failed in rank 0, and the executor ends with it", extra=extra, exc_info=error)
         time.sleep(_FIRST_WORD_SECONDS)
         os._exit(BROKEN_EXIT_CODE)
 

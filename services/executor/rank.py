@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -13,11 +11,9 @@ import time
 from queue import SimpleQueue
 from typing import BinaryIO, NoReturn
 
-from executor.tensor_parallel.group import join, read_step
 from services.config import ConfigError
-from services.executor.loading import check, load
-from services.executor.ranks import LENGTH, RankTask
-from services.process import BROKEN_EXIT_CODE, UNUSABLE_EXIT_CODE, configure_logging
+from services.executor.pipe import receive
+from services.process import BROKEN_EXIT_CODE, UNUSABLE_EXIT_CODE
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +30,11 @@ def main() -> NoReturn:
     words = os.dup(1)
     os.dup2(2, 1)
     messages = _listen(sys.stdin.buffer)
-    task: RankTask = pickle.loads(messages.get())
-    configure_logging(f"executor, rank {task.rank}", task.config.log_level)
     try:
-        _work(task, messages)
+        # Takes seconds, in which this process can already be ended.
+        from services.executor.following import follow
+
+        follow(messages)
     except ConfigError as error:
         _leave(words, str(error), UNUSABLE_EXIT_CODE)
     except Exception as error:
@@ -46,22 +43,13 @@ def main() -> NoReturn:
         _leave(words, f"{type(error).__name__}: {error}", BROKEN_EXIT_CODE)
 
 
-def _work(task: RankTask, messages: SimpleQueue[bytes]) -> NoReturn:
-    device = check(task.config, task.rank)
-    ranks = join(task.port, task.rank, task.config.tensor_parallel_size, device)
-    executor = load(task.config, ranks)
-    gc.freeze()
-    while True:
-        executor.launch(read_step(messages.get()))
-
-
 def _listen(pipe: BinaryIO) -> SimpleQueue[bytes]:
     """What comes through the pipe. When it ends, so does this process, whatever it is doing or waiting for."""
     messages: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
-        while len(header := pipe.read(LENGTH.size)) == LENGTH.size:
-            messages.put(pipe.read(LENGTH.unpack(header)[0]))
+        while (message := receive(pipe)) is not None:
+            messages.put(message)
         os._exit(0)
 
     threading.Thread(target=read, name="listen", daemon=True).start()

@@ -10,7 +10,6 @@ import atexit
 import logging
 import pickle
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -23,11 +22,9 @@ import torch
 from executor.tensor_parallel.group import Meeting, RankGroup
 from services.child_process import environment_of
 from services.config import ExecutorConfig
+from services.executor.pipe import send
 
 log = logging.getLogger(__name__)
-
-LENGTH = struct.Struct("<Q")
-"""What stands before each message to a rank."""
 
 # A rank has nothing to finish when its input ends.
 _PATIENCE_SECONDS = 5.0
@@ -107,13 +104,13 @@ class RankProcesses:
             env=environment_of("executor"),
         )
         log.info("rank started", extra={"rank": rank, "pid": process.pid})
-        _send(_input_of(process), pickle.dumps(RankTask(config, rank, self._meeting.port)))
+        send(_input_of(process), pickle.dumps(RankTask(config, rank, self._meeting.port)))
         threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
         return process
 
     def _tell(self, data: bytes) -> None:
         for process in self._processes:
-            _send(_input_of(process), data)
+            send(_input_of(process), data)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -129,8 +126,3 @@ class RankProcesses:
 def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
     assert process.stdin is not None
     return process.stdin
-
-
-def _send(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(LENGTH.pack(len(message)) + message)
-    pipe.flush()

@@ -15,8 +15,8 @@ from executor.worst_step import NUM_BLOCKS, StepSize, run_largest_decode, run_wo
 _log = logging.getLogger(__name__)
 
 GRAPH_BYTES = 16 << 20
-"""Estimate of what a captured CUDA graph takes beside its tensors: the driver's copy of its nodes and their arguments.
-All graphs share the memory of their tensors, which is that of the largest decode step."""
+"""Estimate of what a captured CUDA graph takes for itself: the driver's copy of its nodes and their arguments, and the
+block tables that its attention reads. The rest, which is what the largest decode step takes, all graphs share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import logging
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from executor.errors import SettingsError
 from executor.families import family_of
 from executor.gpu_budget import GRAPH_BYTES, MemoryUse, blocks_left, measure_use, profiled_blocks
 from executor.loaded_model import LoadedModel
-from executor.loader import load_executor
+from executor.loader import _num_blocks, load_executor
 from executor.model_choice import load_model
 from executor.model_runner import ModelRunner
 from executor.progress import tell_nobody
 from executor.settings import ExecutorSettings
+from executor.tensor_parallel import ALONE
 from executor.weights import open_checkpoint
 from executor.worst_step import NUM_BLOCKS, StepSize
 from services.config import ConfigError, ExecutorConfig
@@ -214,6 +216,17 @@ def test_graphs_are_as_large_as_the_largest_decode_step_and_what_each_takes_itse
 def test_a_rank_that_does_not_sample_has_no_sampler(loaded):
     memory = StandIn(total=4 * GIB, weights=GIB, others=0)
     assert measure_use(Model(loaded, memory), memory, SMALL, samples=False).step == 70 * MIB
+
+
+@pytest.mark.parametrize(("asked", "utilization"), [(None, 0.9), (0.5, 0.5)])
+def test_on_a_gpu_auto_is_what_the_share_leaves(loaded, monkeypatch, asked, utilization):
+    memory = StandIn(total=4 * GIB, weights=GIB, others=0)
+    monkeypatch.setattr("executor.loader.CudaMemory", lambda device: memory)
+    model = Model(loaded, memory)
+    settings = ExecutorSettings(Path("m"), gpu_memory_utilization=asked, max_batched_tokens=40, max_sequences=10)
+    num_blocks = _num_blocks(settings, model, torch.device("cuda"), 100, ALONE)
+    assert num_blocks == (int(4 * GIB * utilization) - GIB - 100 * MIB) // loaded.layout.bytes_per_block
+    assert model.shapes[0] == [(40, 100)]
 
 
 def test_what_was_found_is_one_line_in_the_log(loaded, caplog):

@@ -47,6 +47,15 @@ def make_mover(arena: BlockArena, host: HostArena, timer: Timer) -> BlockMover:
     return DirectMover(arena, host, timer)
 
 
+def staging_bytes(bytes_per_block: int) -> int:
+    """The most device memory that a mover on a GPU takes, where there are blocks on the host."""
+    return _NUM_BUFFERS * _buffer_blocks(bytes_per_block) * bytes_per_block
+
+
+def _buffer_blocks(bytes_per_block: int) -> int:
+    return max(1, _STAGING_BYTES // bytes_per_block)
+
+
 class DirectMover(BlockMover):
     """On a CPU: all is done when a call returns.
 
@@ -100,9 +109,9 @@ class StreamMover(BlockMover):
         self._copier = copier
         self._device = arena.data.device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch has no types here
-        fitting = max(1, _STAGING_BYTES // arena.bytes_per_block)
-        self._chunk = max(1, min(fitting, host.num_blocks, arena.num_blocks))
-        self._buffers = itertools.cycle([self._buffer() for _ in range(_NUM_BUFFERS)])
+        buffer_blocks = min(_buffer_blocks(arena.bytes_per_block), host.num_blocks, arena.num_blocks)
+        self._chunk = max(1, buffer_blocks)
+        self._buffers = itertools.cycle([self._buffer(buffer_blocks) for _ in range(_NUM_BUFFERS)])
 
     def swap_out(self, pairs: Pairs) -> Span:
         computing = torch.cuda.current_stream(self._device)
@@ -148,8 +157,8 @@ class StreamMover(BlockMover):
         with torch.cuda.stream(self._stream):
             return self._timer.mark()
 
-    def _buffer(self) -> _Buffer:
-        shape = (self._chunk, *self._arena.blocks.shape[1:])
+    def _buffer(self, num_blocks: int) -> _Buffer:
+        shape = (num_blocks, *self._arena.blocks.shape[1:])
         blocks = torch.empty(shape, dtype=self._arena.data.dtype, device=self._device)
         # When the mover goes, its memory may not be another's before the swaps under way are done.
         blocks.record_stream(self._stream)

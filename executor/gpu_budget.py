@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from executor.block_mover import staging_bytes
 from executor.device_memory import DeviceMemory
 from executor.errors import SettingsError
 from executor.loaded_model import LoadedModel
@@ -29,6 +30,7 @@ class MemoryUse:
         others: whatever else is held already: the driver's part for this process, and other processes.
         step: what the largest step takes at its peak.
         graphs: kept for CUDA graphs, which are captured when the blocks are there.
+        swaps: kept for what is on its way to the host's blocks or back.
     """
 
     total: int
@@ -36,10 +38,11 @@ class MemoryUse:
     others: int
     step: int
     graphs: int
+    swaps: int
 
     def left(self, utilization: float) -> int:
         """Bytes for blocks, if this share of the total may be used; negative where the rest takes more."""
-        return int(self.total * utilization) - self.weights - self.others - self.step - self.graphs
+        return int(self.total * utilization) - self.weights - self.others - self.step - self.graphs - self.swaps
 
 
 def blocks_left(use: MemoryUse, utilization: float, bytes_per_block: int, size: StepSize) -> int:
@@ -53,35 +56,46 @@ def blocks_left(use: MemoryUse, utilization: float, bytes_per_block: int, size: 
         raise SettingsError(
             f"gpu_memory_utilization {utilization:g} of {readable(use.total)} leaves no block of"
             f" {readable(bytes_per_block)} for keys and values: the weights take {readable(use.weights)}, what else is"
-            f" on the GPU {readable(use.others)}, {size} {readable(use.step)}, CUDA graphs {readable(use.graphs)}."
+            f" on the GPU {readable(use.others)}, {size} {readable(use.step)}, CUDA graphs {readable(use.graphs)},"
+            f" swaps {readable(use.swaps)}."
             " Lower max_batched_tokens or max_sequences, end what else runs on the GPU, or raise gpu_memory_utilization"
         )
     return num_blocks
 
 
 def profiled_blocks(
-    loaded: LoadedModel, memory: DeviceMemory, size: StepSize, utilization: float, *, samples: bool = True
+    loaded: LoadedModel,
+    memory: DeviceMemory,
+    size: StepSize,
+    utilization: float,
+    *,
+    samples: bool = True,
+    swaps: bool = False,
 ) -> int:
     """Blocks that fit beside the weights and the largest step, computed to see what that takes; logs what it has found.
 
     Args:
         utilization: share of the device's memory that may be in use, by whomever.
         samples: whether this rank samples.
+        swaps: whether there are to be blocks on the host.
 
     Raises:
         SettingsError: there is no memory for such a step, or for a block beside it.
     """
-    use = measure_use(loaded, memory, size, samples=samples)
+    use = measure_use(loaded, memory, size, samples=samples, swaps=swaps)
     num_blocks = blocks_left(use, utilization, loaded.layout.bytes_per_block, size)
     _log_use(use, utilization, num_blocks, loaded.layout.bytes_per_block)
     return num_blocks
 
 
-def measure_use(loaded: LoadedModel, memory: DeviceMemory, size: StepSize, *, samples: bool = True) -> MemoryUse:
+def measure_use(
+    loaded: LoadedModel, memory: DeviceMemory, size: StepSize, *, samples: bool = True, swaps: bool = False
+) -> MemoryUse:
     """Computes the largest steps with a few blocks, and gives back what that took.
 
     Args:
         samples: whether this rank samples.
+        swaps: whether there are to be blocks on the host.
 
     Raises:
         SettingsError: there is no memory for such a step.
@@ -93,7 +107,8 @@ def measure_use(loaded: LoadedModel, memory: DeviceMemory, size: StepSize, *, sa
     others = memory.total() - memory.free() - weights
     num_graphs = loaded.num_graphs(size.max_rows)
     graphs = max(0, decode - kept) + num_graphs * GRAPH_BYTES if num_graphs else 0
-    return MemoryUse(memory.total(), weights, max(0, others), max(0, step - kept), graphs)
+    staging = staging_bytes(loaded.layout.bytes_per_block) if swaps else 0
+    return MemoryUse(memory.total(), weights, max(0, others), max(0, step - kept), graphs, staging)
 
 
 def _peaks(loaded: LoadedModel, memory: DeviceMemory, size: StepSize, samples: bool) -> tuple[int, int, int]:
@@ -128,6 +143,7 @@ def _log_use(use: MemoryUse, utilization: float, num_blocks: int, bytes_per_bloc
         "other_bytes": use.others,
         "step_bytes": use.step,
         "graph_bytes": use.graphs,
+        "swap_bytes": use.swaps,
         "kv_bytes": num_blocks * bytes_per_block,
         "blocks": num_blocks,
     }

@@ -122,7 +122,8 @@ def _num_blocks(
     if settings.kv_memory == AUTO and device.type == "cuda":
         size = StepSize(settings.max_batched_tokens, settings.max_sequences, max_model_len)
         utilization = settings.gpu_memory_utilization or GPU_MEMORY_UTILIZATION
-        return profiled_blocks(loaded, CudaMemory(device), size, utilization, samples=ranks.is_first)
+        swaps = _host_budget(settings.host_memory, lambda: free_memory(torch.device("cpu"))) > 0
+        return profiled_blocks(loaded, CudaMemory(device), size, utilization, samples=ranks.is_first, swaps=swaps)
     text = CPU_KV_MEMORY if settings.kv_memory == AUTO else settings.kv_memory
     budget = parse_budget(text, lambda: free_memory(device)) // _sharing(device, ranks)
     return blocks_in(budget, loaded.layout.bytes_per_block, text)

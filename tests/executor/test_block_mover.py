@@ -11,7 +11,7 @@ from executor import block_mover
 from executor.arena import BlockArena, BlockLayout
 from executor.attention import ReferenceAttention
 from executor.block_copier import IndexedCopier
-from executor.block_mover import make_mover, stage, unstage
+from executor.block_mover import make_mover, stage, staging_bytes, unstage
 from executor.families.llama import describe
 from executor.host_arena import HostArena
 from executor.timer import Timer
@@ -168,3 +168,15 @@ def test_a_span_says_how_long_the_bus_took():
     mover = make_mover(arena, host, timer)
     for span in (mover.swap_out([(1, 2)]), mover.swap_in([(2, 1)]), mover.copy([(1, 2)])):
         assert timer.seconds(span) > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_mover_takes_no_more_of_the_gpu_than_it_says():
+    layout = BlockLayout(torch.uint8, (2,), (3 << 20,))
+    arena = BlockArena(layout, num_blocks=40, block_size=4, device=torch.device("cuda"))
+    host = HostArena(arena, 30)
+    before = torch.cuda.memory_allocated()
+    mover = make_mover(arena, host, Timer(torch.device("cuda"), lambda: 0.0))
+    mover.swap_out([(block, block) for block in range(30)])
+    torch.cuda.synchronize()
+    assert 0 < torch.cuda.memory_allocated() - before <= staging_bytes(arena.bytes_per_block)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from executor.block_mover import staging_bytes
 from executor.errors import SettingsError
 from executor.families import family_of
 from executor.gpu_budget import GRAPH_BYTES, MemoryUse, blocks_left, measure_use, profiled_blocks
@@ -26,7 +27,7 @@ from executor.worst_step import NUM_BLOCKS, StepSize
 from services.config import ConfigError, ExecutorConfig
 
 GIB, MIB = 1 << 30, 1 << 20
-USE = MemoryUse(total=24 * GIB, weights=15 * GIB, others=GIB // 2, step=2 * GIB, graphs=GIB // 2)
+USE = MemoryUse(total=24 * GIB, weights=15 * GIB, others=GIB // 2, step=2 * GIB, graphs=GIB // 2, swaps=0)
 SIZE = StepSize(max_tokens=512, max_rows=256, max_context=4096)
 
 
@@ -35,6 +36,7 @@ def test_blocks_get_what_is_left_of_the_share():
     assert USE.left(0.75) == 0
     assert blocks_left(USE, 1.0, 2 * MIB, SIZE) == 3072
     assert blocks_left(replace(USE, others=3 * GIB // 2), 1.0, 2 * MIB, SIZE) == 2560
+    assert blocks_left(replace(USE, swaps=GIB), 1.0, 2 * MIB, SIZE) == 2560
     assert blocks_left(USE, 1.0, 6 * GIB, SIZE) == 1
 
 
@@ -179,7 +181,7 @@ def test_the_largest_step_is_computed_and_measured(loaded):
     assert sampled == [(4, 100)] * 10, "all sequences, all of which sample"
     assert decode == [(1, 100)] * 10
     # 40 tokens and the logits of 10 rows, or 10 rows' sampling.
-    assert use == MemoryUse(4 * GIB, weights=GIB, others=100 * MIB, step=100 * MIB, graphs=0)
+    assert use == MemoryUse(4 * GIB, weights=GIB, others=100 * MIB, step=100 * MIB, graphs=0, swaps=0)
     assert memory.held() == GIB, "something of it is still there"
 
 
@@ -188,6 +190,12 @@ def test_a_long_budget_is_several_whole_prompts(loaded):
     model = Model(loaded, memory)
     measure_use(model, memory, StepSize(max_tokens=250, max_rows=10, max_context=100))
     assert model.shapes[0] == [(100, 100)] * 3
+
+
+def test_what_is_on_its_way_to_the_host_has_its_memory(loaded):
+    memory = StandIn(total=4 * GIB, weights=GIB, others=0)
+    use = measure_use(Model(loaded, memory), memory, SMALL, swaps=True)
+    assert use.swaps == staging_bytes(loaded.layout.bytes_per_block)
 
 
 def test_what_the_steps_leave_behind_counts_once(loaded):

@@ -34,8 +34,11 @@ def _rng():
 
 
 def _cached_as(dtype, in_8_bits):
-    if in_8_bits and torch.cuda.get_device_capability() < (8, 9):
+    capability = torch.cuda.get_device_capability()
+    if in_8_bits and capability < (8, 9):
         pytest.skip("this GPU has no numbers of 8 bits")
+    if in_8_bits and capability == (8, 9) and dtype == torch.float32:
+        pytest.skip("for this GPU Triton cuts float32 down to float16 before it rounds to 8 bits")
     return FP8 if in_8_bits else dtype
 
 

@@ -73,11 +73,17 @@ class Decoder(nn.Module):
 
         Of several ranks, only the first one's logits mean anything.
         """
+        return self.logits(self.layers_output(step, caches, attention)[step.sampled])
+
+    def layers_output(
+        self, step: DecoderInput, caches: Sequence[Cache], attention: AttentionPlan[Cache]
+    ) -> torch.Tensor:
+        """Writes the tokens' keys and values; returns what the last layer makes of each, [tokens, hidden_size]."""
         hidden = self._embed(step)
         angles = self.rotary.angles(step.positions, step.prompt_lengths) if self.rotary else None
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden = layer(hidden, angles, cache, attention)
-        return self._logits(hidden[step.sampled])
+        return hidden
 
     def _embed(self, step: DecoderInput) -> torch.Tensor:
         hidden = self._ranks.embed(step.token_ids, self.embedding.weight, self._shard.vocabulary)
@@ -88,7 +94,8 @@ class Decoder(nn.Module):
             hidden = hidden + self.position_embedding(step.positions + self.description.positions.offset)
         return hidden
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of tokens for which the last layer gives this, [samples, vocab] in float32; see `forward`."""
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
         if self.project_out is not None:

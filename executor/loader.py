@@ -55,6 +55,9 @@ def load_executor(
     if settings.threads is not None or ranks.size > 1:
         torch.set_num_threads(max(1, (settings.threads or torch.get_num_threads()) // ranks.size))
     device = _device(settings, ranks.index)
+    if device.type == "cuda":
+        # What has no device of its own (events, streams, kernels in Triton) is then on this one.
+        torch.cuda.set_device(device)
     _check_utilization(settings, device)
     checkpoint, family, model = _open(settings)
     max_model_len = _max_model_len(settings.max_model_len, model)
@@ -85,6 +88,11 @@ def load_executor(
         tensor_parallel_size=ranks.size,
     )
     runner, warnings = loaded.runner(arena), MemoryWarnings(clock)
+    with refused_without_memory(
+        "cuda_graphs: there is no memory to record decode steps; lower max_sequences, kv_memory or"
+        " gpu_memory_utilization, or turn cuda_graphs off"
+    ):
+        runner.prepare_decodes(info.max_sequences, info.max_model_len, on_progress)
     if ranks.size == 1:  # several would have to cut their steps alike, and only one of them knows
         runner = SplitRunner(runner, warnings)
     sampler = rank_sampler(SplitSampler(loaded.sampler(), warnings), ranks)

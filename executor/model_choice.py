@@ -135,5 +135,6 @@ def _torch_model(
         kv_dtype=kv_dtype,
         device=device,
         ranks=ranks,
+        cuda_graphs=settings.cuda_graphs,
     )
     return torch_model, dtype

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from executor.arena import BlockArena
+from executor.progress import Progress
 from executor.sequences import SequenceState
 
 
@@ -52,6 +53,17 @@ class ModelRunner(ABC):
         Returns:
             The logits of the rows that reach their sequence's last token, in row order, [rows, vocab] in float32; or
             of all rows' tokens one after another. They hold until the next call.
+        """
+
+    def prepare_decodes(self, largest: int, max_context: int, on_progress: Progress) -> None:  # noqa: B027
+        """Makes steps faster whose rows compute a token each; others, and these without it, take as long as they take.
+
+        Args:
+            largest: number of such rows.
+            max_context: longest sequence.
+
+        Raises:
+            RuntimeError: there is no memory for it.
         """
 
     def phase_seconds(self) -> dict[str, float]:

@@ -31,6 +31,7 @@ class ExecutorSettings:
         quantize: none, int8 or int4: how the native decoder stores matrices.
         kv_dtype: how keys and values are stored: auto, which is the model's; int8, by the native decoder; fp8, by
             triton on GPUs of compute capability 8.9 and newer.
+        cuda_graphs: decode steps are recorded at start, where a GPU and its attention backend can do that.
         tensor_parallel_size: ranks that compute the model together, each with its part of it and its own device (GPU
             0, 1, ...); on a CPU they share its threads and the memory that is asked for.
         cache: folder where packed weights are kept for the next start; None keeps none.
@@ -52,5 +53,6 @@ class ExecutorSettings:
     attention_backend: str = "auto"
     quantize: str = "none"
     kv_dtype: str = "auto"
+    cuda_graphs: bool = True
     tensor_parallel_size: int = 1
     cache: Path | None = None

@@ -30,16 +30,16 @@ def step_input(rows: Sequence[Row], device: torch.device, *, every_token: bool =
         last[[i for i, _ in pending]],
         np.array([token.index for _, token in pending], dtype=np.int64),
     ]
-    token_ids, positions, prompt_lengths, sampled, places, indices = copied_to(columns, device)
+    on_device = staged(columns, device).to(device, non_blocking=True)
+    token_ids, positions, prompt_lengths, sampled, places, indices = torch.split(on_device, [*map(len, columns)])
     if pending:
         # All that is pending was sampled in the step before.
         token_ids.index_copy_(0, places, pending[0][1].tokens.index_select(0, indices))
     return DecoderInput(token_ids, positions, prompt_lengths, sampled)
 
 
-def copied_to(columns: Sequence[npt.NDArray[np.int64]], device: torch.device) -> Sequence[torch.Tensor]:
-    """The columns on the device, by one copy; on a CPU the host's own memory."""
-    sizes = [len(column) for column in columns]
-    staged = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-    np.concatenate(columns, out=staged.numpy())
-    return torch.split(staged.to(device, non_blocking=True), sizes)
+def staged(columns: Sequence[npt.NDArray[np.int64]], device: torch.device) -> torch.Tensor:
+    """The columns one after another, in host memory from which a copy to the device needs not be waited for."""
+    values = torch.empty(sum(map(len, columns)), dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate(columns, out=values.numpy())
+    return values

@@ -6,6 +6,8 @@ import torch
 
 from executor.arena import BlockArena
 from executor.attention import AnyBackend
+from executor.cuda_graphs import CudaGraphs
+from executor.decode_graphs import batch_sizes
 from executor.decoder import Decoder
 from executor.loaded_model import LoadedModel
 from executor.model_runner import ModelRunner
@@ -23,6 +25,7 @@ class TorchModel(LoadedModel):
         dtype: of weights and activations.
         kv_dtype: how keys and values are stored.
         ranks: that compute the other parts.
+        cuda_graphs: decode steps are recorded, where the device and the attention backend can do that.
     """
 
     def __init__(
@@ -36,12 +39,14 @@ class TorchModel(LoadedModel):
         kv_dtype: torch.dtype,
         device: torch.device,
         ranks: Ranks,
+        cuda_graphs: bool,
     ) -> None:
         self.layout = attention.block_layout(shard.model, block_size, kv_dtype)
         self.block_size = block_size
         self.kernels = attention.name
         self._attention = attention
         self._device = device
+        self._graphs = CudaGraphs(device) if cuda_graphs and self._has_decode_plans() else None
         self._decoder = Decoder(shard, ranks)
         self._decoder.load(parameters.read_all(dtype=dtype, device=device))
 
@@ -49,7 +54,15 @@ class TorchModel(LoadedModel):
         return BlockArena(self.layout, num_blocks=num_blocks, block_size=self.block_size, device=self._device)
 
     def runner(self, arena: BlockArena) -> ModelRunner:
-        return TorchRunner(self._decoder, arena, self._attention, self._device)
+        return TorchRunner(self._decoder, arena, self._attention, self._device, self._graphs)
+
+    def num_graphs(self, max_sequences: int) -> int:
+        return 0 if self._graphs is None else len(batch_sizes(max_sequences))
+
+    def _has_decode_plans(self) -> bool:
+        if self._device.type != "cuda":
+            return False
+        return self._attention.decode_plan(1, self.block_size, self.block_size, self._device) is not None
 
     def sampler(self) -> Sampler:
         return TorchSampler()

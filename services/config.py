@@ -248,6 +248,11 @@ class ExecutorConfig(ServiceConfig):
         "Attention over block tables of the decoder in torch; auto is triton on a GPU where Triton can run, else"
         " reference, which is slow.",
     )
+    cuda_graphs: bool = setting(
+        True,
+        "Record decode steps of some sizes of batch at start, so that a GPU computes them without being told of each"
+        " kernel; takes some memory and some seconds.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

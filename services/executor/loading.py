@@ -86,6 +86,7 @@ def settings_of(config: ExecutorConfig) -> ExecutorSettings:
         attention_backend=config.attention_backend,
         quantize=config.quantize,
         kv_dtype=config.kv_dtype,
+        cuda_graphs=config.cuda_graphs,
         cache=cache_folder() / "packed",
         tensor_parallel_size=config.tensor_parallel_size,
     )

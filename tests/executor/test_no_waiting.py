@@ -1,4 +1,4 @@
-"""Drawing tokens puts work in a GPU's line and reads nothing back before the end."""
+"""Steps and the drawing of their tokens put work in a GPU's line and read nothing back before the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from executor.samplers import TorchSampler
 from executor.sequences import SequenceState
-from executor.step import Penalties, SamplingParams
+from executor.step import NewSequence, Penalties, SamplingParams, StepBatch
 
 _VOCAB = 3000
 _PENALTIES = Penalties(presence=0.5, frequency=0.2, repetition=1.2, logit_bias={5: 2.0})
@@ -76,3 +76,29 @@ def test_a_gpu_draws_the_same_and_the_host_goes_on(strict, kinds):
     for mine, other in zip(lists(), TorchSampler().candidates(logits, rows[: len(beams)], beams)(), strict=True):
         assert mine[0] == other[0]
         assert mine[1] == pytest.approx(other[1], abs=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_a_decode_step_is_launched_while_the_gpu_is_at_the_one_before(load, save_model, llama_config, cuda_graphs):
+    folder, _ = save_model(llama_config(hidden_size=64, num_attention_heads=2, num_key_value_heads=1))
+    executor = load(folder, device="cuda", dtype="bfloat16", kv_memory="64MiB", cuda_graphs=cuda_graphs)
+    new = [NewSequence(i, [5, 6, 7], 3, 0, [2 * i, 2 * i + 1], params) for i, params in enumerate(_KINDS.values())]
+    ids = [each.sequence_id for each in new]
+    executor.step(StepBatch(1, 1, new_sequences=new, row_sequence_ids=ids, row_num_tokens=[3] * len(ids)))
+    # Once for what happens only once.
+    under_way = [executor.launch(_decodes(step, ids)) for step in (2, 3)]
+    assert all(len(each.result().token_ids) == len(ids) for each in under_way)
+
+    # Penalties count tokens, so those wait.
+    ids = [i for i, name in enumerate(_KINDS) if name != "penalties"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        under_way = [executor.launch(_decodes(step, ids)) for step in (4, 5)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(len(each.result().token_ids) == len(ids) for each in under_way)
+
+
+def _decodes(step, ids):
+    return StepBatch(1, step, row_sequence_ids=ids, row_num_tokens=[1] * len(ids))

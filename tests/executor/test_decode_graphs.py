@@ -146,6 +146,11 @@ _CONFIGS = {
 }
 
 
+def _torch_runner(executor):
+    """Below the one that divides steps for which there is no memory."""
+    return executor._runner._runner
+
+
 @pytest.fixture
 def runners(load, llama, save_model, llama_config):
     """Over memory of their own, the same to begin with: one as it is, and one with graphs of up to so many decodes."""
@@ -153,9 +158,9 @@ def runners(load, llama, save_model, llama_config):
     def make(largest, family="llama"):
         folder = llama[0] if family == "llama" else save_model(_CONFIGS[family](llama_config))[0]
         executor = load(folder, decoder="torch", block_size=4)
-        plain = executor._runner
+        plain = _torch_runner(executor)
         plain.arena.data.copy_(torch.randn(plain.arena.data.shape))
-        other = load(folder, decoder="torch", block_size=4)._runner
+        other = _torch_runner(load(folder, decoder="torch", block_size=4))
         other.arena.data.copy_(plain.arena.data)
         recordings, told = Recordings(), []
         with_graphs = TorchRunner(other.decoder, other.arena, StaticAttention(), _CPU, recordings)
@@ -237,7 +242,7 @@ def test_whole_generations(load, llama):
     # The last block is for rows of nobody.
     plain.info = executor.info = replace(plain.info, num_blocks=plain.info.num_blocks - 1)
     expected = Script(plain, seed, depth=1).run(100)
-    runner, recordings = executor._runner, Recordings()
+    runner, recordings = _torch_runner(executor), Recordings()
     executor._runner = TorchRunner(runner.decoder, runner.arena, StaticAttention(), _CPU, recordings)
     executor._runner.prepare_decodes(8, 80, lambda *_: None)
     executor._sampler = DeferringSampler()

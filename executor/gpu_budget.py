@@ -58,7 +58,8 @@ def blocks_left(use: MemoryUse, utilization: float, bytes_per_block: int, size: 
             f" {readable(bytes_per_block)} for keys and values: the weights take {readable(use.weights)}, what else is"
             f" on the GPU {readable(use.others)}, {size} {readable(use.step)}, CUDA graphs {readable(use.graphs)},"
             f" swaps {readable(use.swaps)}."
-            " Lower max_batched_tokens or max_sequences, end what else runs on the GPU, or raise gpu_memory_utilization"
+            " Lower max_batched_tokens, max_sequences or max_model_len, end what else runs on the GPU, or raise"
+            " gpu_memory_utilization"
         )
     return num_blocks
 
@@ -115,7 +116,7 @@ def _peaks(loaded: LoadedModel, memory: DeviceMemory, size: StepSize, samples: b
     """The most that was held in the largest step and in the largest decode step, without blocks; and afterwards."""
     with refused_without_memory(
         f"{size} does not fit beside the weights, {readable(memory.free())} of {readable(memory.total())} are free;"
-        " lower max_batched_tokens or max_sequences"
+        " lower max_batched_tokens, max_sequences or max_model_len"
     ):
         step, decode = _run(loaded, memory, size, samples)
     memory.release()

@@ -180,7 +180,8 @@ def _check_utilization(settings: ExecutorSettings, device: torch.device) -> None
 def _device(settings: ExecutorSettings, rank: int) -> torch.device:
     name, size = settings.device, settings.tensor_parallel_size
     if name == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("device cuda: there is no usable GPU")
+        why = "" if torch.version.cuda else ", and torch is a build for CPUs"
+        raise SettingsError(f"device cuda: there is no usable GPU{why}")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if size > torch.cuda.device_count():

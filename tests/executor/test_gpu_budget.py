@@ -48,7 +48,7 @@ def test_without_room_for_a_block_it_is_said_what_takes_how_much_and_what_to_low
     for part in (f"gpu_memory_utilization {utilization:g} of 24.00 GiB", "weights take 15.00 GiB", "GPU 512.00 MiB"):
         assert part in message
     assert "a step of 512 tokens and 256 sequences 2.00 GiB, CUDA graphs 512.00 MiB" in message
-    assert "Lower max_batched_tokens or max_sequences" in message
+    assert "Lower max_batched_tokens, max_sequences or max_model_len" in message
 
 
 class StandIn:

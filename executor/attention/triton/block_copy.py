@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import triton
 
 from executor.arena import BlockArena
 from executor.attention.triton.kernel_spec import KernelSpec
@@ -61,7 +60,7 @@ def specs() -> list[KernelSpec]:
 def _copy(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
     """Copies blocks of words, [blocks, pieces, words]; no pair touches what another one writes."""
     _, pieces, piece = source.shape
-    tiles = triton.cdiv(piece, _TILE)
+    tiles = -(-piece // _TILE)
     strides = (source.stride(0), source.stride(1), target.stride(0), target.stride(1))
     _SPEC.launch((len(pairs) * tiles, pieces), source, target, pairs, tiles, piece, *strides)
 

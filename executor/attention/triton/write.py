@@ -36,10 +36,10 @@ def write_kv(cache: BlockCache, keys: torch.Tensor, values: torch.Tensor, slots:
         ValueError: a shape or a type doesn't fit.
     """
     tokens, kv_heads, head_dim = keys.shape
-    _check_cache(cache, keys, values, slots)
+    _check_written(cache, keys, values, slots)
     spec = _write_spec(keys.dtype, cache.keys.dtype, head_dim)
     spec.launch(
-        (tokens, triton.cdiv(kv_heads, spec.constants["HEADS"])),
+        (tokens, _programs(kv_heads, spec)),
         keys,
         values,
         slots,
@@ -49,7 +49,7 @@ def write_kv(cache: BlockCache, keys: torch.Tensor, values: torch.Tensor, slots:
         keys.stride(0),
         values.stride(0),
         cache.keys.stride(0),
-        _slot_bits(cache),
+        cache.slot_bits,
     )
 
 
@@ -77,14 +77,13 @@ def rotate_and_write(
     """
     tokens, kv_heads, head_dim = keys.shape
     heads = queries.shape[1]
-    _check_cache(cache, keys, values, slots)
+    _check_written(cache, keys, values, slots)
     _check_heads("queries", queries, (tokens, heads, head_dim), keys.dtype)
     _check_angles(cosines, sines, tokens, head_dim)
     turned = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
     spec = _rotate_spec(keys.dtype, cache.keys.dtype, head_dim, 2 * cosines.shape[-1])
-    tile = spec.constants["HEADS"]
     spec.launch(
-        (tokens, triton.cdiv(heads, tile) + triton.cdiv(kv_heads, tile)),
+        (tokens, _programs(heads, spec) + _programs(kv_heads, spec)),
         queries,
         keys,
         values,
@@ -100,7 +99,7 @@ def rotate_and_write(
         keys.stride(0),
         values.stride(0),
         cache.keys.stride(0),
-        _slot_bits(cache),
+        cache.slot_bits,
     )
     return turned
 
@@ -183,39 +182,38 @@ def _heads_per_program(head_dim: int) -> int:
     return max(1, _PROGRAM_ENTRIES // int(triton.next_power_of_2(head_dim)))
 
 
-def _slot_bits(cache: BlockCache) -> int:
-    return int(cache.keys.shape[2]).bit_length() - 1
+def _programs(num_heads: int, spec: KernelSpec) -> int:
+    """Programs for a token's heads."""
+    # triton.cdiv would take 5 us on the host.
+    return int(-(-num_heads // spec.constants["HEADS"]))
 
 
-def _check_cache(cache: BlockCache, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-    tokens, kv_heads, head_dim = keys.shape
-    _check_heads("keys", keys, (tokens, kv_heads, head_dim), keys.dtype)
-    _check_heads("values", values, (tokens, kv_heads, head_dim), keys.dtype)
+def _check_written(cache: BlockCache, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+    shape, dtype, cached = keys.shape, keys.dtype, cache.keys
+    tokens, kv_heads, head_dim = shape
+    _check_heads("keys", keys, shape, dtype)
+    _check_heads("values", values, shape, dtype)
     if slots.shape != (tokens,) or slots.dtype != torch.int64 or not slots.is_contiguous():
         raise ValueError(f"slots must be {tokens} contiguous int64, not {tuple(slots.shape)} of {slots.dtype}")
-    block_size = cache.keys.shape[2]
-    if block_size & (block_size - 1):
-        raise ValueError(f"block_size must be a power of two, not {block_size}")
-    for name, blocks in (("keys", cache.keys), ("values", cache.values)):
-        if blocks.shape[1:] != (kv_heads, block_size, head_dim) or blocks.dtype not in (keys.dtype, _FP8):
-            raise ValueError(
-                f"the cache's {name}, blocks of {tuple(blocks.shape[1:])} in {blocks.dtype}, "
-                f"can't hold {kv_heads} heads of {head_dim} in {keys.dtype}"
-            )
-        if not blocks[0].is_contiguous() or blocks.stride() != cache.keys.stride():
-            raise ValueError(f"a block of the cache's {name} must be contiguous, and keys and values laid out alike")
+    if cached.shape[1::2] != (kv_heads, head_dim) or (cached.dtype != dtype and cached.dtype != _FP8):
+        raise ValueError(
+            f"a cache of blocks of {tuple(cached.shape[1:])} in {cached.dtype} "
+            f"can't hold {kv_heads} heads of {head_dim} in {dtype}"
+        )
 
 
-def _check_heads(name: str, heads: torch.Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def _check_heads(name: str, heads: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if heads.shape != shape or heads.dtype != dtype:
-        raise ValueError(f"{name} must be {shape} of {dtype}, not {tuple(heads.shape)} of {heads.dtype}")
-    if heads.stride(2) != 1 or (shape[1] > 1 and heads.stride(1) != shape[2]):
+        raise ValueError(f"{name} must be {tuple(shape)} of {dtype}, not {tuple(heads.shape)} of {heads.dtype}")
+    _, between_heads, between_entries = heads.stride()
+    if between_entries != 1 or (between_heads != shape[2] and shape[1] > 1):
         raise ValueError(f"the heads of a token of {name} must lie one after the other, not {heads.stride()} apart")
 
 
 def _check_angles(cosines: torch.Tensor, sines: torch.Tensor, tokens: int, head_dim: int) -> None:
+    half = cosines.shape[-1]
     for name, angles in (("cosines", cosines), ("sines", sines)):
-        fits = angles.shape == (tokens, 1, cosines.shape[-1]) and 2 <= 2 * angles.shape[-1] <= head_dim
+        fits = angles.shape == (tokens, 1, half) and 0 < 2 * half <= head_dim
         if not fits or angles.dtype != torch.float32 or not angles.is_contiguous():
             raise ValueError(
                 f"{name} must be {tokens} x 1 x at most {head_dim // 2}, float32 and contiguous, "

@@ -18,7 +18,7 @@ from executor.tensor_parallel.ranks import Ranks
 from executor.weights.shard import share
 
 # Ranks need not read their parts of a model equally fast. One that dies is for whoever started it to notice.
-_PATIENCE = timedelta(hours=1)
+_PATIENCE = timedelta(minutes=30)
 _HERE = "127.0.0.1"
 
 
@@ -108,6 +108,8 @@ class RankGroup(Ranks):
         return self.sum(F.embedding(rows.masked_fill(others, 0), table).masked_fill(others[:, None], 0))
 
     def gather_logits(self, logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        if not len(logits):  # only parts of prompts were computed
+            return logits.new_empty(0, vocab_size)
         widths = [len(share(vocab_size, rank, self.size)) for rank in range(self.size)]
         # All parts must be of one size.
         mine = F.pad(logits, (0, max(widths) - logits.shape[1])).contiguous()

@@ -10,7 +10,7 @@ from tests.integration.models import FAMILIES, Model, load_demo_model, make_tiny
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     """One of each family."""
-    return {family: make_tiny(family, tmp_path_factory.mktemp(family)) for family in FAMILIES}
+    return {family: make_tiny(config, tmp_path_factory.mktemp(family)) for family, config in FAMILIES.items()}
 
 
 @pytest.fixture(params=FAMILIES)

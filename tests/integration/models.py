@@ -104,9 +104,9 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return list(torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist())
 
 
-def make_tiny(family: str, path: Path) -> Model:
+def make_tiny(config: transformers.PreTrainedConfig, path: Path) -> Model:
     """Random weights of a size that makes some tokens much likelier than others."""
-    model: Any = transformers.AutoModelForCausalLM.from_config(FAMILIES[family])
+    model: Any = transformers.AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

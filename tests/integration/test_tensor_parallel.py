@@ -4,85 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
-import torch
 
-from executor.executor import Executor
 from executor.step import BatchRefused, StepBatch
 from kvmanager.cost_model import Preemption
-from services.config import ExecutorConfig
-from services.executor.loading import check, load
-from services.executor.ranks import RankDeath, RankProcesses
 from tests.integration import cases
 from tests.integration.models import FAMILIES, Model
+from tests.integration.ranks import BLOCK_SIZE, Parallel, on_ranks, run_every_method
 from tests.integration.stack import Stack
 
-BLOCK_SIZE = 4
 ON_EACH_RANK = re.compile(r"norm|position|_out\.bias")
 """Parameters that are small."""
 
 
-@dataclass
-class Parallel:
-    """A tiny model, and the same one on two ranks.
-
-    Attributes:
-        executor: the first rank's.
-        on_ranks: the model whose only executor that is.
-    """
-
-    model: Model
-    executor: Executor
-    on_ranks: Model
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def parallel(request: pytest.FixtureRequest, tiny_models: dict[str, Model]) -> Iterator[Parallel]:
-    model = tiny_models[request.param]
-    config = ExecutorConfig(
-        model=str(model.path),
-        device="cpu",
-        dtype="float32",
-        block_size=BLOCK_SIZE,
-        kv_memory=model.memory,
-        host_memory=model.memory,
-        threads=2,
-        tensor_parallel_size=2,
-    )
-    threads = torch.get_num_threads()
-    deaths: list[RankDeath] = []
-    processes = RankProcesses(config, deaths.append)
-    try:
-        executor = load(config, processes.join(check(config, rank=0)))
-        on_ranks = Model(
-            model.path, model.transformers, model.prompts, model.memory, _executors={(BLOCK_SIZE, 0): executor}
-        )
-        yield Parallel(model, executor, on_ranks)
-    finally:
-        processes.stop()
-        torch.set_num_threads(threads)
-    assert not deaths
+    with on_ranks(tiny_models[request.param], size=2) as parallel:
+        yield parallel
 
 
 @pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])
 def test_every_method_in_one_small_pool(parallel: Parallel, preemption: Preemption) -> None:
-    """Prompts in chunks, forks, beams, copies on write; blocks leave and come back."""
-    stack = Stack(
-        parallel.on_ranks,
-        BLOCK_SIZE,
-        num_blocks=72,
-        num_host_blocks=256,
-        preemption=preemption,
-        max_batched_tokens=32,
-        max_sequences=32,
-    )
-    cases.run(stack, cases.every_method(parallel.model))
-    counters = stack.manager.counters
-    assert counters.preemptions > 0
-    assert counters.copied_blocks > 0
-    assert (counters.preemptions_by_swap > 0) == (preemption is Preemption.SWAP)
+    run_every_method(parallel, preemption)
 
 
 def test_a_prefix_that_is_cached_on_both_ranks(parallel: Parallel) -> None:

@@ -16,8 +16,11 @@ from executor.worst_step import NUM_BLOCKS, StepSize, run_largest_decode, run_wo
 _log = logging.getLogger(__name__)
 
 GRAPH_BYTES = 16 << 20
-"""Estimate of what a captured CUDA graph takes for itself: the driver's copy of its nodes and their arguments, and the
-block tables that its attention reads. The rest, which is what the largest decode step takes, all graphs share."""
+"""Estimate of what a captured CUDA graph takes for itself, beside its block tables: the driver's copy of its nodes and
+their arguments, and what its attention merges. All graphs share the rest, which is what the largest decode step takes.
+"""
+
+_BLOCK_ID_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +110,15 @@ def measure_use(
     # What the steps leave behind (workspaces, compiled kernels) is there from now on, and no part of their peaks.
     others = memory.total() - memory.free() - weights
     num_graphs = loaded.num_graphs(size.max_rows)
-    graphs = max(0, decode - kept) + num_graphs * GRAPH_BYTES if num_graphs else 0
+    graphs = max(0, decode - kept) + own_bytes(num_graphs, size, loaded.block_size) if num_graphs else 0
     staging = staging_bytes(loaded.layout.bytes_per_block) if swaps else 0
     return MemoryUse(memory.total(), weights, max(0, others), max(0, step - kept), graphs, staging)
+
+
+def own_bytes(num_graphs: int, size: StepSize, block_size: int) -> int:
+    """What so many graphs, of batches from small ones up to the largest in even steps, take each for itself."""
+    rows = num_graphs * (size.max_rows + 1) // 2
+    return num_graphs * GRAPH_BYTES + rows * -(-size.max_context // block_size) * _BLOCK_ID_BYTES
 
 
 def _peaks(loaded: LoadedModel, memory: DeviceMemory, size: StepSize, samples: bool) -> tuple[int, int, int]:

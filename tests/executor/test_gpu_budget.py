@@ -14,7 +14,7 @@ import torch
 from executor.block_mover import staging_bytes
 from executor.errors import SettingsError
 from executor.families import family_of
-from executor.gpu_budget import GRAPH_BYTES, MemoryUse, blocks_left, measure_use, profiled_blocks
+from executor.gpu_budget import GRAPH_BYTES, MemoryUse, blocks_left, measure_use, own_bytes, profiled_blocks
 from executor.loaded_model import LoadedModel
 from executor.loader import _num_blocks, load_executor
 from executor.model_choice import load_model
@@ -218,7 +218,15 @@ def test_what_the_steps_leave_behind_counts_once(loaded):
 def test_graphs_are_as_large_as_the_largest_decode_step_and_what_each_takes_itself(loaded):
     memory = StandIn(total=4 * GIB, weights=GIB, others=0)
     use = measure_use(Model(loaded, memory, num_graphs=3), memory, SMALL)
-    assert use.graphs == 10 * (1 + 3) * MIB + 3 * GRAPH_BYTES
+    tables = (3 * 11 // 2) * 7 * 4
+    assert use.graphs == 10 * (1 + 3) * MIB + 3 * GRAPH_BYTES + tables
+
+
+def test_the_block_tables_of_graphs_grow_with_the_context():
+    sizes = [1, 2, 4, *range(8, 257, 8)]
+    long = StepSize(max_tokens=512, max_rows=256, max_context=1 << 17)
+    tables = own_bytes(len(sizes), long, block_size=16) - len(sizes) * GRAPH_BYTES
+    assert tables == pytest.approx(sum(sizes) * (1 << 13) * 4, rel=0.1)
 
 
 def test_a_rank_that_does_not_sample_has_no_sampler(loaded):

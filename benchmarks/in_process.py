@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -30,6 +29,7 @@ from kvmanager.manager import KVManager
 from kvmanager.spec import RequestSpec
 from kvmanager.step import Outputs, Speeds, StepBatch, StepResult
 from services.config import ExecutorConfig, KVManagerConfig, ServiceConfig
+from services.executor.step_thread import StepThread
 from services.model_store import resolve_model
 
 C = TypeVar("C", bound=ServiceConfig)
@@ -47,12 +47,10 @@ class Engine:
         self._manager = KVManager(limits, policy=config.policy, prefix_caching=config.prefix_caching)
         capacity = Capacity(info.num_blocks, info.block_size, info.max_model_len, info.num_host_blocks)
         self._manager.attach_executor(_EXECUTOR, capacity, time.monotonic(), Speeds(**asdict(speeds)))
-        self._executor = executor
         self._epoch = executor.epoch + 1
-        self._batches: SimpleQueue[executor_step.StepBatch] = SimpleQueue()
-        self._results: SimpleQueue[executor_step.StepResult | BaseException] = SimpleQueue()
+        self._steps = StepThread(executor.launch)
+        self._results: SimpleQueue[executor_step.StepResult | Exception | None] = SimpleQueue()
         self._num_under_way = 0
-        threading.Thread(target=self._work, daemon=True).start()
 
     def run(self, requests: RequestSet) -> list[Answer]:
         """All at once or one after the other, as the set says."""
@@ -79,21 +77,14 @@ class Engine:
     def _step(self) -> Outputs:
         """Keeps steps under way, and takes in the result of the oldest."""
         while (batch := self._manager.schedule(_EXECUTOR, time.monotonic())) is not None:
-            self._batches.put(_executor_batch(batch, self._epoch))
+            self._steps.submit(_executor_batch(batch, self._epoch), self._results.put)
             self._num_under_way += 1
         result = self._results.get()
-        if isinstance(result, BaseException):
+        if isinstance(result, Exception):
             raise result
+        assert result is not None  # no stream ends here
         self._num_under_way -= 1
         return self._manager.apply(_EXECUTOR, _manager_result(result), time.monotonic())
-
-    def _work(self) -> None:
-        while True:
-            batch = self._batches.get()
-            try:
-                self._results.put(self._executor.step(batch))
-            except BaseException as error:
-                self._results.put(error)
 
 
 def _new_tokens(outputs: Outputs) -> list[tuple[int, list[int]]]:

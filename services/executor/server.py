@@ -21,7 +21,7 @@ from services.config import ExecutorConfig
 from services.executor.codec import decode_batch, encode_description, encode_result
 from services.executor.leading_rank import LeadingRank
 from services.executor.loading import load
-from services.executor.step_thread import Outcome, StepThread
+from services.executor.step_thread import StepThread
 from services.process import run_service
 from services.rpc.server import Context, RpcServer
 from services.telemetry.tracing import SpanRecord, Tracing, make_tracing
@@ -38,7 +38,8 @@ def _go_on(error: Exception) -> None:
 class ExecutorServicer:
     """Describes the executor, and hands it steps.
 
-    Messages of `Execute` stay bytes here: see `StepThread`.
+    Messages of `Execute` stay bytes here, so that the event loop, which shares Python's lock with the thread of steps,
+    has as little to do as possible.
 
     Args:
         on_call: told of each stream of steps as it starts.
@@ -74,7 +75,7 @@ class ExecutorServicer:
 
     async def execute(self, requests: AsyncIterator[bytes], context: Context) -> None:
         self._on_call(context)
-        outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
+        outcomes: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         reader = asyncio.ensure_future(self._read(requests, outcomes))
         drain = asyncio.ensure_future(self._stop_when_draining(reader))
         try:
@@ -94,11 +95,11 @@ class ExecutorServicer:
             reader.cancel()
             drain.cancel()
 
-    async def _read(self, requests: AsyncIterator[bytes], outcomes: asyncio.Queue[Outcome]) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], outcomes: asyncio.Queue[bytes | Exception | None]) -> None:
         """Puts each batch in line as it arrives, so that the thread never waits for the event loop."""
         loop = asyncio.get_running_loop()
 
-        def deliver(outcome: Outcome) -> None:
+        def deliver(outcome: bytes | Exception | None) -> None:
             with suppress(RuntimeError):  # the loop is closed, at the end of the process
                 loop.call_soon_threadsafe(outcomes.put_nowait, outcome)
 

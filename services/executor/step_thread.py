@@ -8,15 +8,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeVar
 
-Outcome: TypeAlias = "bytes | Exception | None"
-"""What became of one step: its result as bytes, or what it raised. None: there are no more steps of this stream."""
+S = TypeVar("S")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
-Deliver: TypeAlias = Callable[[Outcome], None]
+Deliver = Callable[["R | Exception | None"], None]
+"""Told what became of one step: its result, or what it raised. None: there are no more steps of this stream."""
 
 
-class Launched(Protocol):
+class Launched(Protocol[R_co]):
     """A step whose work is done, or in a device's line: see `executor.under_way.UnderWay`."""
 
     @property
@@ -26,19 +28,19 @@ class Launched(Protocol):
     def wait(self) -> None:
         """Returns when the device is done with the step; on any thread."""
 
-    def result(self) -> bytes:
+    def result(self) -> R_co:
         """Waits until the device is done with the step."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    data: bytes
-    deliver: Deliver
+class _Step(Generic[S, R]):
+    step: S
+    deliver: Deliver[R]
 
 
 @dataclass(frozen=True, slots=True)
-class _EndOfStream:
-    deliver: Deliver
+class _EndOfStream(Generic[R]):
+    deliver: Deliver[R]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +48,29 @@ class _DeviceDone:
     """A device is done with the oldest step under way."""
 
 
-class StepThread:
+class StepThread(Generic[S, R]):
     """Launches steps in the order in which they come, and delivers what becomes of them in that order.
 
     On a CPU a step is done when it was launched. On a GPU the next one is launched as soon as it comes, so that the GPU
     goes from one to the other; a second thread waits for the GPU. At most two are under way.
 
-    Steps come and results go as bytes, so that the event loop, which shares Python's lock with this thread, has as
-    little to do as possible.
-
     Args:
         launch: one step.
     """
 
-    def __init__(self, launch: Callable[[bytes], Launched]) -> None:
+    def __init__(self, launch: Callable[[S], Launched[R]]) -> None:
         self._launch = launch
-        self._line: SimpleQueue[_Step | _EndOfStream | _DeviceDone | None] = SimpleQueue()
-        self._under_way: deque[tuple[Launched, Deliver]] = deque()
+        self._line: SimpleQueue[_Step[S, R] | _EndOfStream[R] | _DeviceDone | None] = SimpleQueue()
+        self._under_way: deque[tuple[Launched[R], Deliver[R]]] = deque()
         self._waiter = _Waiter(lambda: self._line.put(_DeviceDone()))
         self._thread = threading.Thread(target=self._work, name="step", daemon=True)
         self._thread.start()
 
-    def submit(self, step: bytes, deliver: Deliver) -> None:
+    def submit(self, step: S, deliver: Deliver[R]) -> None:
         """Puts a step in line. `deliver` is called on the thread with what became of it."""
         self._line.put(_Step(step, deliver))
 
-    def end_stream(self, deliver: Deliver) -> None:
+    def end_stream(self, deliver: Deliver[R]) -> None:
         """Calls `deliver` with None when all steps before are done."""
         self._line.put(_EndOfStream(deliver))
 
@@ -92,15 +91,15 @@ class StepThread:
                 self._finish_oldest()
         self._finish(leave=0)
 
-    def _start(self, step: _Step) -> None:
+    def _start(self, item: _Step[S, R]) -> None:
         self._finish(leave=1)
         try:
-            launched = self._launch(step.data)
+            launched = self._launch(item.step)
         except Exception as error:  # told to whoever sent the step
             self._finish(leave=0)
-            step.deliver(error)
+            item.deliver(error)
             return
-        self._under_way.append((launched, step.deliver))
+        self._under_way.append((launched, item.deliver))
         if not launched.is_done:
             self._waiter.watch(launched)
 
@@ -110,7 +109,7 @@ class StepThread:
 
     def _finish_oldest(self) -> None:
         launched, deliver = self._under_way.popleft()
-        outcome: Outcome
+        outcome: R | Exception
         try:
             outcome = launched.result()
         except Exception as error:  # told to whoever sent the step
@@ -129,10 +128,10 @@ class _Waiter:
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
-        self._line: SimpleQueue[Launched | None] = SimpleQueue()
+        self._line: SimpleQueue[Launched[object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def watch(self, launched: Launched) -> None:
+    def watch(self, launched: Launched[object]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="device", daemon=True)
             self._thread.start()

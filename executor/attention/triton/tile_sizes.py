@@ -81,12 +81,13 @@ def _decode_sizes(group: int, dim: int, kv_bytes: int) -> TileSizes:
 
 
 def _prefill_sizes(group: int, dim: int, is_large: bool) -> TileSizes:
-    rows, keys, num_stages = 128, 64, 3
-    if dim > 128:
+    if dim <= 64:
+        rows, keys, num_stages, is_large = 128, 64, 3, False
+    elif dim <= 128:
+        rows, keys, num_stages = 128 if is_large else 64, 64, 3
+    else:
         rows, keys, num_stages = 64, 32, 3 if is_large else 2
-    elif dim > 64 and not is_large:
-        keys = 32
-    return TileSizes(_even_part(group, rows), rows, keys, 8, num_stages, peels=True, is_large=is_large and dim > 64)
+    return TileSizes(_even_part(group, rows), rows, keys, 8, num_stages, peels=True, is_large=is_large)
 
 
 def _even_part(group: int, most: int) -> int:

@@ -12,9 +12,9 @@ import torch
 
 Call = Callable[[], object]
 
-# Written before each measurement: several times what the caches hold, and long enough that the call's kernels are
-# queued before the first of them can start.
-_FLUSHED_BYTES = 1 << 30
+# Read before each measurement: several times what the caches hold, and long enough that the call's kernels are queued
+# before the first of them can start. (Written, it would leave the caches full of what has to be written back first.)
+_FLUSHED_NUMBERS = 1 << 28
 
 
 class Stopwatch(ABC):
@@ -42,11 +42,11 @@ class EventStopwatch(Stopwatch):
     """On a GPU: events before and after the work in its stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+        self._flushing = torch.zeros(_FLUSHED_NUMBERS, dtype=torch.float32, device=device)
 
     def seconds(self, call: Call) -> float:
         start, end = _event(), _event()
-        self._flushed.zero_()
+        self._flushing.sum()
         start.record()
         call()
         end.record()

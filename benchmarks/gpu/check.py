@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.gpu.check_attention import check_attention
 from benchmarks.gpu.check_decode_plan import check_decode_plan
+from benchmarks.gpu.check_memory import check_memory
 from benchmarks.gpu.check_model import check_model, model_to_check
 from benchmarks.gpu.check_moves import check_moves
 from benchmarks.gpu.machine import Machine
@@ -47,4 +48,5 @@ def check(machine: Machine, parts: Parts, model: Path | None, seed: int) -> dict
     parts.run("check decode plan", lambda: check_decode_plan(machine, backend, checks, seed))
     parts.run("check moves", moves)
     parts.run("check answers", answers)
+    parts.run("check memory", lambda: check_memory(machine, checks, seed))
     return checks.summary()

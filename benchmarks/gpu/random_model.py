@@ -63,6 +63,7 @@ def load_random_model(machine: Machine, shape: Shape, block_size: int, dtype: st
         decoder="torch",
         attention_backend="triton",
         block_size=block_size,
+        cuda_graphs=not machine.tiny,
     )
     checkpoint = Checkpoint(shape.config(), RandomWeights(shape, machine.device, seed), [])
     family = family_of(checkpoint.config)

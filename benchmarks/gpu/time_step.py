@@ -1,6 +1,7 @@
 """A whole decode step of a model against its floor: weights, keys and values read once, at the speed of a copy.
 
-The weights are random. What comes before and after the model (sampling, the batch's bookkeeping) is not in it.
+Steps that are recorded as CUDA graphs take turns with those that are not. The weights are random. What comes before and
+after the model (sampling, the batch's bookkeeping) is not in it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from benchmarks.gpu.random_model import load_random_model, weight_bytes
 from benchmarks.gpu.results import within
 from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape
 from executor.model_runner import ModelRunner, Row
+from executor.progress import tell_nobody
 from executor.sequences import SequenceState
 from executor.step import SamplingParams
 
@@ -26,6 +29,7 @@ _BLOCK_SIZE = 16
 _CONTEXT = 1024
 _BATCHES = (64, 1, 256, 16)
 _STEPS = 20
+_ROUNDS = 3
 # Of what is free beside the weights.
 _SHARE = 0.8
 
@@ -60,33 +64,47 @@ def _time_shape(machine: Machine, shape: Shape, bandwidth: float, seconds: float
     room = int(_SHARE * machine.free_bytes()) // model.layout.bytes_per_block
     cases = [_Case(2, 20)] if machine.tiny else [_Case(batch, _CONTEXT) for batch in _BATCHES]
     fitting = [case for case in cases if case.num_blocks() <= room]
-    runner = model.runner(model.arena(max(case.num_blocks() for case in fitting)))
-    runner.arena.data.zero_()
-    shares = []
+    arena = model.arena(max(case.num_blocks() for case in fitting))
+    arena.data.zero_()
+    runners = {"eager": model.runner(arena)}
+    if not machine.tiny:
+        runners["graphs"] = model.runner(arena)
+        largest = max(case.batch for case in fitting)
+        with torch.inference_mode():
+            runners["graphs"].prepare_decodes(largest, _CONTEXT, tell_nobody)
+    shares: dict[str, float] = dict.fromkeys(runners, 0.0)
     for case in within(seconds, f"step {shape.name}", fitting):
-        took = _seconds_a_step(machine, runner, case)
         read = weights + case.batch * case.context * shape.num_layers * shape.kv_bytes_per_token(itemsize)
-        shares.append(read / bandwidth / took)
+        floor = read / bandwidth
         line = {"part": "step", "shape": shape.name, "dtype": dtype, "batch": case.batch, "context": case.context}
-        floor = {"floor_ms": round(1000 * read / bandwidth, 4), "bandwidth_share": round(shares[-1], 3)}
-        emit({**line, "step_ms": round(1000 * took, 4), **floor, "tokens_per_s": round(case.batch / took)})
-    return {"best_bandwidth_share": round(max(shares), 3)}
+        line |= {"floor_ms": round(1000 * floor, 4)}
+        for side, took in _seconds_a_step(machine, runners, case).items():
+            shares[side] = max(shares[side], floor / took)
+            line[side] = {
+                "step_ms": round(1000 * took, 4),
+                "bandwidth_share": round(floor / took, 3),
+                "tokens_per_s": round(case.batch / took),
+            }
+        emit(line)
+    return {f"best_bandwidth_share_{side}": round(share, 3) for side, share in shares.items()}
 
 
 @torch.inference_mode()
-def _seconds_a_step(machine: Machine, runner: ModelRunner, case: _Case) -> float:
-    """The host's time for each of many steps in a row, the last one's work done."""
+def _seconds_a_step(machine: Machine, runners: Mapping[str, ModelRunner], case: _Case) -> dict[str, float]:
+    """The host's time for each of many steps in a row, the last one's work done; the median of some rounds."""
     rows = _rows(case)
-    count = 1 if machine.tiny else _STEPS
-    times = []
-    for _ in range(1 if machine.tiny else 4):
-        _synchronize(machine)
-        began = time.perf_counter()
-        for _ in range(count):
+    count, rounds = (1, 1) if machine.tiny else (_STEPS, _ROUNDS)
+    times: dict[str, list[float]] = {side: [] for side in runners}
+    for _ in range(rounds):
+        for side, runner in runners.items():
             runner.run(rows)
-        _synchronize(machine)
-        times.append((time.perf_counter() - began) / count)
-    return statistics.median(times)
+            _synchronize(machine)
+            began = time.perf_counter()
+            for _ in range(count):
+                runner.run(rows)
+            _synchronize(machine)
+            times[side].append((time.perf_counter() - began) / count)
+    return {side: statistics.median(each) for side, each in times.items()}
 
 
 def _rows(case: _Case) -> list[Row]:

@@ -61,7 +61,7 @@ def main() -> int:
 def _run(machine: Machine, options: argparse.Namespace) -> int:
     seed = random.randrange(1 << 30) if options.seed is None else options.seed
     emit({"machine": machine.facts(), "seed": seed})
-    parts = Parts()
+    parts = Parts(options.seconds)
     summary: dict[str, Any] = {"machine": machine.facts()}
     with torch.inference_mode():
         if options.check:
@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: in Triton's interpreter")
     parser.add_argument("--model", type=Path, help="whose answers are checked; the demo model, if it is in the cache")
     parser.add_argument("--seed", type=int, help="of all that is random; a fresh one where not given")
+    parser.add_argument("--seconds", type=float, default=270.0, help="after which no further part of it begins")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that compile at once")
     return parser
 

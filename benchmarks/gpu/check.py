@@ -18,7 +18,7 @@ from benchmarks.gpu.results import Checks
 from benchmarks.gpu.shapes import SMOLLM2, TINY
 from executor.attention import BACKENDS
 
-_ATTENTION_SECONDS = 60.0
+_ATTENTION_SECONDS = 45.0
 _BLOCK_SIZE = 16
 
 

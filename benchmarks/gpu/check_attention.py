@@ -25,12 +25,14 @@ Value = TypeVar("Value")
 # Largest relative error of a vector; several times what rounding to the format leaves.
 LIMITS = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
-_STEPS: dict[str, Rows] = {
-    "decodes": ((1, 1), (1, 7), (1, 128), (1, 129), (1, 700), (1, 1500)),
-    "long decode": ((1, 9000),),
-    "prefills": ((1, 1), (33, 33), (128, 128), (300, 300)),
-    "chunks after a past": ((64, 1000), (5, 70), (257, 400)),
-    "mixed": ((1, 300), (100, 500), (1, 17), (1, 1), (40, 40), (1, 2000)),
+# Rows, and with how many tokens in common they begin.
+_STEPS: dict[str, tuple[Rows, int]] = {
+    "decodes": (((1, 1), (1, 7), (1, 128), (1, 129), (1, 700), (1, 1500)), 0),
+    "long decode": (((1, 9000),), 0),
+    "decodes of a prefix": (tuple((1, 1025 + 37 * row) for row in range(12)), 1024),
+    "prefills": (((1, 1), (33, 33), (128, 128), (300, 300)), 0),
+    "chunks after a past": (((64, 1000), (5, 70), (257, 400)), 0),
+    "mixed": (((1, 300), (100, 500), (1, 17), (1, 1), (40, 40), (1, 2000)), 0),
 }
 _SHAPES = [
     Shape("GPT-2", 12, 12, 64),
@@ -49,7 +51,10 @@ _FORMS: dict[str, Callable[[float, tuple[float, ...]], AttentionParams]] = {
     "alibi": lambda scale, slopes: AttentionParams(scale, alibi_slopes=slopes),
     "all": lambda scale, slopes: AttentionParams(scale, soft_cap=5.0, window=150, alibi_slopes=slopes),
 }
-_TINY_STEPS: dict[str, Rows] = {"mixed": ((1, 17), (5, 21), (1, 1)), "decodes": ((1, 3), (1, 40))}
+_TINY_STEPS: dict[str, tuple[Rows, int]] = {
+    "mixed": (((1, 17), (5, 21), (1, 1)), 0),
+    "decodes of a prefix": (((1, 33), (1, 40), (1, 35)), 32),
+}
 _TINY_SHAPES = [Shape("tiny", 4, 2, 32), Shape("tiny", 3, 1, 64)]
 
 
@@ -81,14 +86,16 @@ def check_attention(
 ) -> None:
     """Checks fresh combinations of all choices until the time is over."""
     for number, case in enumerate(within(seconds, "attention", _cases(machine, random.Random(seed)))):
+        step, shared = (_TINY_STEPS if machine.tiny else _STEPS)[case.step]
         rows = PagedRows(
             make_backend,
             case.shape,
             case.block_size,
-            (_TINY_STEPS if machine.tiny else _STEPS)[case.step],
+            step,
             case.dtype,
             case.kv_dtype,
             machine.generator(seed + number),
+            shared,
         )
         checks.measure(
             "attention",

@@ -87,7 +87,11 @@ class _Compiler:
             RuntimeError: the process doesn't start.
         """
         if not self._is_ready:
-            if not self.pipe.poll(_START_SECONDS) or self.pipe.recv() != _READY:
+            try:
+                started = self.pipe.poll(_START_SECONDS) and self.pipe.recv() == _READY
+            except EOFError:
+                started = False
+            if not started:
                 raise RuntimeError("the compiling process did not start")
             self._is_ready = True
         self._limit_s = limit_s

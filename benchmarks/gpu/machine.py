@@ -52,6 +52,10 @@ class Machine:
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.device)[0])
 
+    def rounds(self, count: int) -> int:
+        """How often something is measured that is worth being measured so often."""
+        return 1 if self.tiny else count
+
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)
 

@@ -17,7 +17,10 @@ _SPARE_BLOCKS = 3
 
 
 class PagedRows:
-    """Rows, given as (new tokens, context length), over a fresh arena in which every byte is NaN.
+    """Rows, given as (new tokens, context length), over a fresh arena in which every number is NaN.
+
+    Args:
+        shared: tokens, a multiple of the block size, with which all rows begin; they have them in the same blocks.
 
     Attributes:
         backend: whose arena it is.
@@ -36,6 +39,7 @@ class PagedRows:
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         generator: torch.Generator,
+        shared: int = 0,
     ) -> None:
         self.backend, self.shape, self._device = make_backend(), shape, generator.device
         counts, lengths = [count for count, _ in rows], [length for _, length in rows]
@@ -43,6 +47,8 @@ class PagedRows:
         num_blocks = sum(sizes) + _SPARE_BLOCKS
         order = torch.randperm(num_blocks, generator=generator, device=self._device).cpu().numpy()
         tables = np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
+        for table in tables:
+            table[: shared // block_size] = tables[0][: shared // block_size]
         self.layout = StepLayout(counts, lengths, tables, block_size)
 
         layers = 2
@@ -58,6 +64,9 @@ class PagedRows:
         self.queries = random(sum(counts), shape.heads)
         self.keys = [random(length, shape.kv_heads) for length in lengths]
         self.values = [random(length, shape.kv_heads) for length in lengths]
+        for parts in (self.keys, self.values):
+            for part in parts:
+                part[:shared] = parts[0][:shared]
 
     def write_past(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Writes what is before the new tokens of these, each row's."""

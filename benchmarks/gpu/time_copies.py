@@ -19,7 +19,7 @@ def copy_bandwidth(machine: Machine) -> float:
     size = _TINY_BYTES if machine.tiny else min(_BYTES, machine.free_bytes() // 4)
     source = torch.zeros(size, dtype=torch.uint8, device=machine.device)
     target = torch.empty_like(source)
-    times = machine.stopwatch.in_turns({"copy": lambda: target.copy_(source)}, _ROUNDS)["copy"]
+    times = machine.stopwatch.in_turns({"copy": lambda: target.copy_(source)}, machine.rounds(_ROUNDS))["copy"]
     return 2 * size / statistics.median(times)
 
 

@@ -108,7 +108,9 @@ class _Sides:
             "in_order": self._paged(case, queries, blocks),
         }
         calls |= {f"torch {name}": call for name, call in self._torch(case, queries).items()}
-        seconds = watch.in_turns({side: watch.repeatable(call) for side, call in calls.items()}, _ROUNDS)
+        seconds = watch.in_turns(
+            {side: watch.repeatable(call) for side, call in calls.items()}, self._machine.rounds(_ROUNDS)
+        )
         torch_sides = [side for side in seconds if side.startswith("torch")]
         fastest = min(torch_sides, key=lambda side: statistics.median(seconds[side]))
         return {side: times for side, times in seconds.items() if side not in torch_sides or side == fastest}

@@ -77,7 +77,7 @@ def _time(machine: Machine, backend: AnyBackend, shape: Shape, case: _Case) -> d
     asked = queries.view(case.rows, case.count, shape.heads, shape.head_dim).transpose(1, 2).contiguous()
     calls: dict[str, Callable[[], object]] = {"paged": lambda: plan.attend(cache, queries, params)}
     calls |= {f"torch {name}": call for name, call in prefill_calls(asked, keys, values).items()}
-    times = watch.in_turns({side: watch.repeatable(call) for side, call in calls.items()}, _ROUNDS)
+    times = watch.in_turns({side: watch.repeatable(call) for side, call in calls.items()}, machine.rounds(_ROUNDS))
 
     theirs = min((side for side in times if side != "paged"), key=lambda side: statistics.median(times[side]))
     flops = case.flops(shape)

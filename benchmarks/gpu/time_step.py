@@ -93,7 +93,7 @@ def _time_shape(machine: Machine, shape: Shape, bandwidth: float, seconds: float
 def _seconds_a_step(machine: Machine, runners: Mapping[str, ModelRunner], case: _Case) -> dict[str, float]:
     """The host's time for each of many steps in a row, the last one's work done; the median of some rounds."""
     rows = _rows(case)
-    count, rounds = (1, 1) if machine.tiny else (_STEPS, _ROUNDS)
+    count, rounds = machine.rounds(_STEPS), machine.rounds(_ROUNDS)
     times: dict[str, list[float]] = {side: [] for side in runners}
     for _ in range(rounds):
         for side, runner in runners.items():

@@ -67,7 +67,7 @@ def _time(machine: Machine, block_size: int) -> dict[str, Any]:
     )
     others = [block for block in range(2 * count) if block not in set(blocks)]
     out, back, computed, copied, together = [], [], [], [], []
-    for round_number in range(1 + (1 if machine.tiny else _ROUNDS)):
+    for round_number in range(1 + machine.rounds(_ROUNDS)):
         start = timer.mark()
         runner.run([row])
         recompute = timer.seconds(Span(start, timer.mark()))

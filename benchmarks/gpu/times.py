@@ -7,14 +7,16 @@ from benchmarks.gpu.parts import Parts
 from benchmarks.gpu.time_copies import copy_bandwidth, host_bandwidth
 from benchmarks.gpu.time_decode import time_decode
 from benchmarks.gpu.time_prefill import time_prefill
+from benchmarks.gpu.time_prefix import time_prefix
 from benchmarks.gpu.time_step import time_step
 from benchmarks.gpu.time_swaps import time_swaps
 from executor.attention import BACKENDS
 
-_DECODE_SECONDS = 50.0
-_PREFILL_SECONDS = 20.0
-_STEP_SECONDS = 30.0
-_SWAPS_SECONDS = 20.0
+_DECODE_SECONDS = 40.0
+_STEP_SECONDS = 20.0
+_PREFILL_SECONDS = 15.0
+_SWAPS_SECONDS = 15.0
+_PREFIX_SECONDS = 10.0
 
 
 def run_times(machine: Machine, parts: Parts) -> None:
@@ -23,6 +25,7 @@ def run_times(machine: Machine, parts: Parts) -> None:
     backend = BACKENDS["triton"]
     parts.run("copy", lambda: {"device_gb_s": round(bandwidth / 1e9, 1), **host_bandwidth(machine)})
     parts.run("decode", lambda: time_decode(machine, backend, bandwidth, _DECODE_SECONDS))
+    parts.run("step", lambda: time_step(machine, bandwidth, _STEP_SECONDS))
     parts.run("prefill", lambda: time_prefill(machine, backend, _PREFILL_SECONDS))
     parts.run("swaps", lambda: time_swaps(machine, _SWAPS_SECONDS))
-    parts.run("step", lambda: time_step(machine, bandwidth, _STEP_SECONDS))
+    parts.run("prefix", lambda: time_prefix(machine, backend, _PREFIX_SECONDS))

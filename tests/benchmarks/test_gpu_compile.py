@@ -1,6 +1,7 @@
 """Kernels compiled ahead of time for GPUs that are not here."""
 
 import json
+import random
 
 import pytest
 
@@ -48,3 +49,24 @@ def test_a_form_that_takes_too_long_is_given_up_and_the_others_go_on(tasks):
     chosen = [task for task in tasks if task[0].name in ("endless", "scale fp8") and task[1] == 90]
     results = {result.name: result.fault for result in compile_tasks(reversed(chosen), processes=1, limit_s=6)}
     assert results == {"endless": "not compiled within 6 s", "scale fp8": ""}
+
+
+def _check(tasks: list[Task], processes: int) -> None:
+    summary = compile_all(tasks, processes)
+    assert summary["compiled"] == len(tasks)
+    assert summary["faults"] == []
+
+
+def test_some_of_the_executors_kernels_fit_every_gpu():
+    """A few of each module, others in each run."""
+    by_module: dict[str, list[Task]] = {}
+    for task in all_tasks():
+        by_module.setdefault(task[0].module, []).append(task)
+    assert len(by_module) >= 4
+    _check([task for tasks in by_module.values() for task in random.sample(tasks, min(4, len(tasks)))], processes=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_all_of_the_executors_kernels_fit_every_gpu():
+    _check(all_tasks(), processes=2)

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 
+from benchmarks.gpu.parts import Parts
 from benchmarks.gpu.reference import attention, relative_error, rotated
 from benchmarks.gpu.results import Checks, within
 from executor.attention import AttentionParams
@@ -81,6 +82,22 @@ def test_what_there_is_no_time_for_is_left_out(capsys):
     assert _lines(capsys.readouterr().out) == [{"part": "decode", "left_out": 2, "why": "the -1 s for it were over"}]
 
 
+def test_a_part_that_fails_does_not_end_the_others_and_none_begins_too_late(capsys):
+    def broken() -> None:
+        raise RuntimeError("no memory")
+
+    parts = Parts(60)
+    parts.run("decode", broken)
+    parts.run("prefill", lambda: 3)
+    assert parts.summary == {"prefill": 3}
+    assert parts.failed == ["decode"]
+    Parts(-1).run("swaps", broken)
+    first, second = _lines(capsys.readouterr().out)
+    assert first == {"part": "decode", "failed": "RuntimeError: no memory"}
+    assert second["part"] == "swaps"
+    assert second["left_out"]
+
+
 @pytest.mark.slow
 def test_all_of_it_runs_in_the_interpreter():
     pytest.importorskip("triton")
@@ -96,9 +113,9 @@ def test_all_of_it_runs_in_the_interpreter():
         "block moves",
         "greedy answers",
     }
-    assert {line["part"] for line in lines if "part" in line} == {"decode", "prefill", "swaps", "step"}
+    assert {line["part"] for line in lines if "part" in line} == {"decode", "prefill", "prefix", "swaps", "step"}
     summary = last["summary"]
     assert summary["failed"] == []
     assert summary["check"]["checks"] == len([line for line in lines if "limit" in line])
     assert summary["check"]["skipped"] == ["memory"]
-    assert {"copy", "decode", "prefill", "swaps", "step"} <= summary.keys()
+    assert {"copy", "decode", "prefill", "prefix", "swaps", "step"} <= summary.keys()

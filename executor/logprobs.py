@@ -36,7 +36,7 @@ def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, draws: Sequence[
     logprobs = torch.log_softmax(logits.index_select(0, index(rows, logits)), dim=-1)
     where, draws_wanted = index([row_of[draws[i].row] for i in wanted], logits), index(wanted, logits)
     chosen = to_host(logprobs[where, tokens[draws_wanted]])
-    most = min(max((draws[i].sampling.logprobs or 0 for i in asking), default=0), logits.shape[-1])
+    most = min(max(1, *(draws[i].sampling.logprobs or 0 for i in wanted)), logits.shape[-1])
     top = logprobs.topk(most, dim=-1)
     top_logprobs, top_ids = to_host(top.values), to_host(top.indices)
 

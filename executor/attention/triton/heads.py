@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from executor.attention.triton.tile_sizes import Phase, TileSizes, is_large_gpu, tile_sizes
+from executor.attention.triton.prefix_work import PrefixWork, WorkSize, worthwhile_groups
+from executor.attention.triton.tile_sizes import Phase, TileSizes, is_large_gpu, shared_prefix_sizes, tile_sizes
+from executor.attention.triton.tiles import Int32s, Rows
 
 # Programs that fit on a multiprocessor at the same time, by their shared memory.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
@@ -51,6 +53,17 @@ class Heads:
     def sizes(self, phase: Phase) -> TileSizes:
         group = self.num_heads // self.num_kv_heads
         return tile_sizes(phase, group, self.head_dim, self.kv_dtype, is_large=is_large_gpu(self.gpu.capability))
+
+    def prefix_work(self, rows: Rows, block_ids: Int32s, block_size: int) -> PrefixWork | None:
+        """What rows of one new token each had better read together; None where they had better not."""
+        size = self.prefix_work_size(len(rows.num_tokens))
+        groups = worthwhile_groups(rows, block_ids, block_size) if size else []
+        return PrefixWork.of(groups, rows, block_size, size) if size and groups else None
+
+    def prefix_work_size(self, num_rows: int) -> WorkSize | None:
+        """How much so many rows may read together; None where the kernel can't."""
+        sizes = shared_prefix_sizes(self.num_heads // self.num_kv_heads, self.head_dim, self.kv_dtype)
+        return WorkSize.of(num_rows, -(-self.gpu.num_running // self.programs_per_tile(sizes))) if sizes else None
 
     def programs_per_tile(self, sizes: TileSizes) -> int:
         """Programs that attend for the same queries, apart from splits."""

@@ -13,8 +13,9 @@ from executor.attention.interface import AttentionParams, AttentionPlan, DecodeP
 from executor.attention.triton.attention import Work
 from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.heads import Heads
+from executor.attention.triton.prefix_work import ITEM_FIELDS, PrefixWork
 from executor.attention.triton.slopes import Slopes
-from executor.attention.triton.split_work import SplitWork
+from executor.attention.triton.split_work import SharedPrefixes, SplitWork
 from executor.attention.triton.tile_sizes import PHASES, Phase, TileSizes
 from executor.attention.triton.tiles import (
     TILE_FIELDS,
@@ -58,14 +59,14 @@ class StepPlan(_WritingPlan):
         block_ids, table_starts = flat_tables(layout.block_tables, lengths, layout.block_size)
         rows = Rows(counts, lengths, table_starts, np.cumsum(counts) - counts)
 
-        parts = [part for phase in PHASES if (part := _HostPart.of(phase, rows, heads))]
+        parts = [part for phase in PHASES if (part := _HostPart.of(phase, rows, block_ids, layout.block_size, heads))]
         arrays: list[npt.NDArray[Any]] = [written_slots(rows, block_ids, layout.block_size), block_ids]
         for part in parts:
-            arrays += [part.tiles, part.tokens]
+            arrays += [part.tiles, part.tokens, part.items]
         self._slots, ids, *tables = upload(arrays, device)
         self._parts = [
-            SplitWork(Work(part.sizes, tiles, ids), part.num_splits, tokens)
-            for part, tiles, tokens in zip(parts, tables[::2], tables[1::2], strict=True)
+            SplitWork(Work(part.sizes, tiles, ids), part.num_splits, tokens, part.shared_prefixes(items))
+            for part, tiles, tokens, items in zip(parts, tables[::3], tables[1::3], tables[2::3], strict=True)
         ]
 
     def attend(self, cache: BlockCache, queries: torch.Tensor, params: AttentionParams) -> torch.Tensor:
@@ -84,21 +85,33 @@ class _HostPart:
     num_splits: int
     tiles: Int32s
     tokens: Int32s
+    prefixes: PrefixWork | None
 
     @classmethod
-    def of(cls, phase: Phase, rows: Rows, heads: Heads) -> _HostPart | None:
+    def of(cls, phase: Phase, rows: Rows, block_ids: Int32s, block_size: int, heads: Heads) -> _HostPart | None:
         """The rows of this phase; None where there are none."""
         rows = rows.only((rows.num_tokens == 1) == (phase == "decode"))
         if not len(rows.num_tokens):
             return None
+        prefixes = heads.prefix_work(rows, block_ids, block_size) if phase == "decode" else None
         sizes = heads.sizes(phase)
-        tiles, tokens = query_tiles(rows, sizes.queries), result_tokens(rows)
+        tiles = query_tiles(rows, sizes.queries, prefixes.first_keys if prefixes else None)
+        tokens = result_tokens(rows)
         num_splits = split_keys(
             tiles, heads.programs_per_tile(sizes), sizes.keys, heads.gpu.num_running, max_splits(len(tokens))
         )
-        if num_splits == 1:
+        if num_splits == 1 and not prefixes:
             tiles[:, 6] = tiles[:, 1]
-        return cls(sizes, num_splits, tiles, tokens)
+        return cls(sizes, num_splits, tiles, tokens, prefixes)
+
+    @property
+    def items(self) -> Int32s:
+        """Of what is read together."""
+        return self.prefixes.items[: self.prefixes.num_items] if self.prefixes else np.zeros((0, ITEM_FIELDS), np.int32)
+
+    def shared_prefixes(self, items: torch.Tensor) -> SharedPrefixes | None:
+        """With the items on the device."""
+        return SharedPrefixes(items, self.prefixes.num_parts) if self.prefixes else None
 
 
 class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):

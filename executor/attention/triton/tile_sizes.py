@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from executor.attention.triton.prefix_work import TILE_ROWS
+
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
@@ -59,6 +61,16 @@ def tile_sizes(phase: Phase, group: int, head_dim: int, kv_dtype: torch.dtype, *
     if kv_dtype == torch.float32:
         return _sizes_of_float32(group, dim)
     return _decode_sizes(group, dim, kv_dtype.itemsize) if phase == "decode" else _prefill_sizes(group, dim, is_large)
+
+
+def shared_prefix_sizes(group: int, head_dim: int, kv_dtype: torch.dtype) -> TileSizes | None:
+    """The sizes for a model where a tile holds queries of `TILE_ROWS` rows; None where registers don't suffice."""
+    dim = padded(head_dim)
+    if kv_dtype == torch.float32:
+        return _sizes_of_float32(1, dim) if dim <= 128 else None
+    heads = _even_part(group, 8 if dim <= 128 else 4)
+    rows = _power_of_two(TILE_ROWS * heads)
+    return TileSizes(heads, rows, 64 if dim <= 64 else 32, 8 if rows > 32 else 4, 3, peels=False)
 
 
 def is_large_gpu(capability: tuple[int, int]) -> bool:

@@ -117,7 +117,7 @@ def paged_attention(
         seen_by_all = tl.maximum(tl.minimum(first_position + 1, high) - low, 0) // BLOCK_N * BLOCK_N
         for start in tl.range(low, low + seen_by_all, BLOCK_N):
             next_ids = tl.load(table + tl.minimum(start + BLOCK_N + column, last) // BLOCK_SIZE)
-            maximum, total, result = _attend(
+            maximum, total, result = attend_keys(
                 q, keys, values, ids, start + column, start + column, position, slope, maximum, total, result,
                 block_stride, scale, soft_cap, window,
                 HEAD_DIM, PADDED_DIM, BLOCK_SIZE, False, WINDOWED, CAPPED, BIASED, PRECISION, WIDENED,
@@ -126,7 +126,7 @@ def paged_attention(
         low += seen_by_all
     for start in tl.range(low, high, BLOCK_N):
         next_ids = tl.load(table + tl.minimum(start + BLOCK_N + column, last) // BLOCK_SIZE)
-        maximum, total, result = _attend(
+        maximum, total, result = attend_keys(
             q, keys, values, ids, start + column, tl.minimum(start + column, last), position, slope,
             maximum, total, result, block_stride, scale, soft_cap, window,
             HEAD_DIM, PADDED_DIM, BLOCK_SIZE, True, WINDOWED, CAPPED, BIASED, PRECISION, WIDENED,
@@ -145,7 +145,7 @@ def paged_attention(
 
 
 @triton.jit
-def _attend(
+def attend_keys(
     q,
     keys,
     values,

@@ -133,7 +133,8 @@ def _error(rows: PagedRows, case: _Case) -> float:
     worst, first = 0.0, 0
     for count, seen, values in zip(rows.layout.num_tokens, keys, rows.values, strict=True):
         part = slice(first, first + count)
-        expected = attention(queries[part], seen.to(case.kv_dtype), values.to(case.kv_dtype), params)
+        held, kept = (stored.to(case.kv_dtype).float() for stored in (seen, values))
+        expected = attention(queries[part], held, kept, params)
         worst, first = max(worst, relative_error(result[part], expected)), first + count
     return worst
 

@@ -32,7 +32,6 @@ from executor.sequences import SequenceState
 from executor.settings import ExecutorSettings
 from executor.step import NewSequence, SamplingParams
 from executor.weights import open_checkpoint
-from gateway.loading import load_tokenizer
 
 # Largest regret in logits. In plain torch on a CPU it is 0 in float32, and 0.2 in bfloat16 (SmolLM2, 384 tokens).
 _LIMITS = {"float32": 0.01, "bfloat16": 0.6}
@@ -58,6 +57,9 @@ _TEXTS = (
 def model_to_check(model: Path | None, seed: int) -> Iterator[tuple[Path, list[list[int]]]]:
     """A model and prompts for it; a small one with random weights where none is given."""
     if model is not None:
+        # Only here: without a model, torch, Triton and safetensors are all that this needs.
+        from gateway.loading import load_tokenizer
+
         tokenizer = load_tokenizer(model)
         yield model, [tokenizer.encode(text) for text in _TEXTS]
         return

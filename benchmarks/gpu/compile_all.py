@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-
 from benchmarks.gpu.compile import Compiled
 from benchmarks.gpu.compile_pool import Task, compile_tasks
-from benchmarks.gpu.lines import emit
+from benchmarks.gpu.lines import emit, tell
 
 # A form takes some tenths of a second; one that spills may take minutes.
 LIMIT_S = 120.0
+_TOLD_EVERY = 50
 
 
 def compile_all(tasks: Sequence[Task], processes: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
@@ -26,11 +24,11 @@ def compile_all(tasks: Sequence[Task], processes: int, limit_s: float = LIMIT_S)
         what must not be launched and why.
     """
     results: list[Compiled] = []
-    console = Console(stderr=True)
-    compiling = compile_tasks(tasks, processes, limit_s)
-    for result in track(compiling, "Compiling kernels", len(tasks), console=console, disable=not console.is_terminal):
+    for result in compile_tasks(tasks, processes, limit_s):
         emit(_line(result))
         results.append(result)
+        if len(results) % _TOLD_EVERY == 0:
+            tell(f"{len(results)} of {len(tasks)} compiled")
     by_target: dict[str, list[Compiled]] = {}
     for result in sorted(results, key=lambda result: result.capability):
         by_target.setdefault(f"sm_{result.capability}", []).append(result)

@@ -79,6 +79,9 @@ class RankGroup(Ranks):
         self.size = size
         self.index = index
         self._tell = tell
+        if device.type == "cuda":
+            # Of this thread, which is the one that runs the steps; kernels in Triton are launched there.
+            torch.cuda.set_device(device)
         # All are on this machine; without this, gloo would take the network that the host's name belongs to.
         os.environ["GLOO_SOCKET_IFNAME"] = _loopback_interface()
         dist.init_process_group(

@@ -30,7 +30,10 @@ class LeadingSampler:
 
     def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Drawn:
         drawn = self._sampler.sample(logits, rows, sequences)
-        self._ranks.first_tokens(torch.tensor(drawn.finish().token_ids) if drawn.tokens is None else drawn.tokens)
+        tokens = drawn.tokens
+        if tokens is None:
+            tokens = torch.tensor(drawn.finish().token_ids, device=logits.device)
+        self._ranks.first_tokens(tokens)
         return drawn
 
     def candidates(

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -26,6 +27,7 @@ from services.executor.pipe import send
 
 log = logging.getLogger(__name__)
 
+_SIGNALS = {each.value: each.name for each in signal.Signals}
 # A rank has nothing to finish when its input ends.
 _PATIENCE_SECONDS = 5.0
 
@@ -86,7 +88,8 @@ class RankProcesses:
                 return
             self._stopped = True
         for process in self._processes:
-            _input_of(process).close()
+            with suppress(BrokenPipeError):  # it has ended before
+                _input_of(process).close()
         for process in self._processes:
             try:
                 process.wait(_PATIENCE_SECONDS)
@@ -104,8 +107,8 @@ class RankProcesses:
             env=environment_of("executor"),
         )
         log.info("rank started", extra={"rank": rank, "pid": process.pid})
-        send(_input_of(process), pickle.dumps(RankTask(config, rank, self._meeting.port)))
         threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
+        send(_input_of(process), pickle.dumps(RankTask(config, rank, self._meeting.port)))
         return process
 
     def _tell(self, data: bytes) -> None:
@@ -116,7 +119,7 @@ class RankProcesses:
         assert process.stdout is not None
         words = process.stdout.read().decode("utf-8", "replace")
         code = process.wait()
-        reason = f"killed by {signal.Signals(-code).name}" if code < 0 else words or f"exit code {code}"
+        reason = f"killed by {_SIGNALS.get(-code, -code)}" if code < 0 else words or f"exit code {code}"
         # Whoever stops them waits here while somebody is told of a death.
         with self._stopping:
             if not self._stopped:

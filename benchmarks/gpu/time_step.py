@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.random_model import load_random_model, weight_bytes
 from benchmarks.gpu.results import within
 from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape
+from executor.loaded_model import LoadedModel
 from executor.model_runner import ModelRunner, Row
 from executor.progress import tell_nobody
 from executor.sequences import SequenceState
@@ -58,20 +59,16 @@ def _time_shape(machine: Machine, shape: Shape, bandwidth: float, seconds: float
     itemsize = getattr(torch, dtype).itemsize
     weights = weight_bytes(shape, itemsize)
     if weights > _SHARE * machine.free_bytes():
-        emit({"part": "step", "shape": shape.name, "left_out": "not enough memory"})
-        return {}
+        return _left_out(shape)
     model = load_random_model(machine, shape, _BLOCK_SIZE, dtype)
     room = int(_SHARE * machine.free_bytes()) // model.layout.bytes_per_block
     cases = [_Case(2, 20)] if machine.tiny else [_Case(batch, _CONTEXT) for batch in _BATCHES]
     fitting = [case for case in cases if case.num_blocks() <= room]
-    arena = model.arena(max(case.num_blocks() for case in fitting))
-    arena.data.zero_()
-    runners = {"eager": model.runner(arena)}
-    if not machine.tiny:
-        runners["graphs"] = model.runner(arena)
-        largest = max(case.batch for case in fitting)
-        with torch.inference_mode():
-            runners["graphs"].prepare_decodes(largest, _CONTEXT, tell_nobody)
+    for case in (case for case in cases if case not in fitting):
+        _left_out(shape, batch=case.batch, context=case.context)
+    if not fitting:
+        return {}
+    runners = _runners(machine, model, fitting)
     shares: dict[str, float] = dict.fromkeys(runners, 0.0)
     for case in within(seconds, f"step {shape.name}", fitting):
         read = weights + case.batch * case.context * shape.num_layers * shape.kv_bytes_per_token(itemsize)
@@ -87,6 +84,23 @@ def _time_shape(machine: Machine, shape: Shape, bandwidth: float, seconds: float
             }
         emit(line)
     return {f"best_bandwidth_share_{side}": round(share, 3) for side, share in shares.items()}
+
+
+def _runners(machine: Machine, model: LoadedModel, cases: Sequence[_Case]) -> dict[str, ModelRunner]:
+    """Over one arena that holds each case; one of them with steps that are recorded, where there is a GPU."""
+    arena = model.arena(max(case.num_blocks() for case in cases))
+    arena.data.zero_()
+    if machine.tiny:
+        return {"eager": model.runner(arena)}
+    recorded = model.runner(arena)
+    with torch.inference_mode():
+        recorded.prepare_decodes(max(case.batch for case in cases), _CONTEXT, tell_nobody)
+    return {"eager": model.runner(arena), "graphs": recorded}
+
+
+def _left_out(shape: Shape, **case: int) -> dict[str, Any]:
+    emit({"part": "step", "shape": shape.name, **case, "left_out": "not enough memory"})
+    return {}
 
 
 @torch.inference_mode()

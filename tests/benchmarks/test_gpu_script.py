@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from benchmarks.gpu.check_attention import check_attention
+from benchmarks.gpu.check_moves import check_moves
+from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Parts
 from benchmarks.gpu.reference import attention, relative_error, rotated
 from benchmarks.gpu.results import Checks, within
-from executor.attention import AttentionParams
+from benchmarks.gpu.shapes import TINY
+from executor.attention import AttentionParams, AttentionPlan, ReferenceAttention, StepLayout
+from executor.attention.reference import SlotCache
+from executor.block_copier import Pairs
+from executor.block_mover import DirectMover
 from executor.rotary import rotate
+from executor.timer import Span
 
 
 def _lines(text: str) -> list[dict]:
@@ -98,12 +109,62 @@ def test_a_part_that_fails_does_not_end_the_others_and_none_begins_too_late(caps
     assert second["left_out"]
 
 
+class _Right(ReferenceAttention):
+    wrong: ClassVar[dict[str, float]] = {}
+
+    def plan(self, layout: StepLayout, device: torch.device) -> Any:
+        return _Plan(super().plan(layout, device), self.wrong)
+
+
+class _WrongScale(_Right):
+    wrong: ClassVar[dict[str, float]] = {"scale": 0.2}
+
+
+class _NoCap(_Right):
+    wrong: ClassVar[dict[str, float]] = {"soft_cap": 0.0}
+
+
+class _Plan(AttentionPlan[SlotCache]):
+    def __init__(self, plan: AttentionPlan[SlotCache], wrong: dict[str, float]) -> None:
+        self._plan, self._wrong = plan, wrong
+
+    def write(self, cache: SlotCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._plan.write(cache, keys, values)
+
+    def attend(self, cache: SlotCache, queries: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+        return self._plan.attend(cache, queries, replace(params, **self._wrong))
+
+
+@pytest.mark.parametrize(("backend", "is_right"), [(_Right, True), (_WrongScale, False), (_NoCap, False)])
+def test_attention_that_is_wrong_is_found(backend, is_right, capsys):
+    checks = Checks()
+    check_attention(Machine.of(torch.device("cpu")), backend, checks, seconds=60, seed=random.randrange(1 << 30))
+    assert checks.num_checks == 4
+    assert (not checks.failed) == is_right, capsys.readouterr().out
+
+
+class _Lossy(DirectMover):
+    def swap_out(self, pairs: Pairs) -> Span:
+        return super().swap_out(pairs[:-1])
+
+
+@pytest.mark.parametrize(("mover", "is_right"), [(DirectMover, True), (_Lossy, False)])
+def test_a_block_that_does_not_arrive_is_found(mover, is_right, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu.check_moves.make_mover", mover)
+    checks = Checks()
+    layout = ReferenceAttention().block_layout(TINY.description(), 8, torch.float32)
+    check_moves(Machine.of(torch.device("cpu")), layout, 8, checks, seed=random.randrange(1 << 30))
+    assert checks.num_checks == 2
+    assert (not checks.failed) == is_right, capsys.readouterr().out
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_all_of_it_runs_in_the_interpreter():
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--check", "--time"]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr + run.stdout
     first, *lines, last = _lines(run.stdout)
     assert first["machine"]["interpreted"] is True

@@ -101,7 +101,7 @@ class StreamMover(BlockMover):
     is full, another when it is free.
 
     Computing goes on once the blocks that are swapped out are in the buffers, which is at once as long as all of them
-    fit. What is swapped in comes over the bus while the steps before still run.
+    fit. What is swapped in comes over the bus while the steps before still run. A span is of the swaps' stream.
     """
 
     def __init__(self, arena: BlockArena, host: HostArena, timer: Timer, copier: BlockCopier) -> None:

@@ -123,18 +123,22 @@ def test_a_layers_blocks_may_lie_apart(rng):
     assert arena[:, [0, 2]].isnan().all()
 
 
-def test_blocks_that_lie_beyond_32_bits(rng):
-    """The last of three blocks lies 3 * 2 ** 31 elements behind the first; memory between is never touched."""
+def test_blocks_and_tokens_that_lie_beyond_32_bits(seed):
+    """The last of three blocks, and of three tokens, lies 3 * 2 ** 31 elements behind the first."""
     apart = 3 << 30
     memory = vast_memory(2 * apart + (1 << 20)).view(FP8)
     shape, strides = (3, 2, 16, 32), (apart, 16 * 32, 32, 1)
     cache = BlockCache(*(memory.as_strided(shape, strides, offset) for offset in (0, 1 << 16)))
-    keys, values = _exact_in_8_bits((2, 2, 2, 32)).to(torch.float16)
-    slots = torch.tensor([2 * 16 + 5, 16 + 3])
+    new = vast_memory(2 * apart + (1 << 20)).view(FP8)
+    keys, values = (new.as_strided((3, 2, 32), (apart, 32, 1), offset) for offset in (0, 1 << 16))
+    slots = torch.tensor([2 * 16 + 5, -1, 16 + 3])
+    for heads in (keys, values):
+        for token in heads:
+            token.copy_(_exact_in_8_bits((2, 32)))
     write_kv(cache, keys, values, slots)
-    for token, slot in enumerate(slots.tolist()):
-        assert torch.equal(cache.keys[slot // 16, :, slot % 16].to(torch.float16), keys[token])
-        assert torch.equal(cache.values[slot // 16, :, slot % 16].to(torch.float16), values[token])
+    for token, slot in ((0, 37), (2, 19)):
+        assert torch.equal(cache.keys[slot // 16, :, slot % 16].float(), keys[token].float())
+        assert torch.equal(cache.values[slot // 16, :, slot % 16].float(), values[token].float())
 
 
 def _fits():

@@ -28,6 +28,9 @@ class Event:
     def happen(self) -> None:
         self.is_over = True
 
+    def query(self) -> bool:
+        return self.is_over
+
 
 class Stream:
     """Work in its order. Has what is used of `torch.cuda.Stream`."""
@@ -36,8 +39,9 @@ class Stream:
         self._work: deque[Event | Callable[[], Any]] = deque()
 
     @property
-    def is_done(self) -> bool:
-        return not self._work
+    def length(self) -> int:
+        """How much there is to run."""
+        return len(self._work)
 
     def put(self, work: Callable[[], Any]) -> None:
         self._work.append(work)
@@ -84,16 +88,18 @@ class Streams(TorchFunctionMode):
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self._current)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
-    def run(self, rng: random.Random) -> None:
-        """Runs all there is, in one of the orders that are allowed."""
+    def run(self, rng: random.Random, most: int | None = None) -> None:
+        """Runs all there is, or so much of it at most, in one of the orders that are allowed."""
         streams = [self.computing, *self.others]
         eager = rng.random()
-        while not all(stream.is_done for stream in streams):
+        left = sum(stream.length for stream in streams) if most is None else most
+        while left > 0 and any(stream.length for stream in streams):
             rng.shuffle(streams)
             assert any(stream.advance() for stream in streams), "each stream waits for the other"
+            left -= 1
             # Now and then one runs ahead as far as it can.
-            while rng.random() < eager and streams[0].advance():
-                pass
+            while left > 0 and rng.random() < eager and streams[0].advance():
+                left -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

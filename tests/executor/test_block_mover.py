@@ -120,7 +120,7 @@ def test_what_goes_through_staging_memory_is_what_goes_directly(layout, host_blo
 @pytest.mark.parametrize("device", _DEVICES)
 def test_more_than_the_staging_memory_holds_at_once(layout, device, monkeypatch):
     arena, host = _arenas(layout, device)
-    monkeypatch.setattr(block_mover, "_STAGING_BYTES", 3 * arena.bytes_per_block)
+    monkeypatch.setattr(block_mover, "_BUFFER_BYTES", 3 * arena.bytes_per_block)
     mover = make_mover(arena, host, Timer(torch.device(device), lambda: 0.0))
     blocks, before = random.Random(2).sample(range(40), 30), arena.blocks.clone()
     mover.swap_out(list(zip(blocks, range(30), strict=True)))

@@ -1,4 +1,4 @@
-"""Swaps in a stream of their own: what they read and write is what it would be without one, and others go on."""
+"""Swaps in streams of their own: what they read and write is what it would be without one, and others go on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from executor.timer import Timer
 from tests.executor.streams import Streams
 
 _LAYOUT = BlockLayout(torch.int32, (2,), (3,))
-_NUM_BLOCKS, _NUM_HOST_BLOCKS, _BUFFER_BLOCKS = 12, 8, 2
+_NUM_BLOCKS, _NUM_HOST_BLOCKS = 12, 11
+# What one buffer holds, and all of them.
+_BUFFER_BLOCKS, _BUFFERS_BLOCKS = 2, 8
 _CPU = torch.device("cpu")
 
 
@@ -24,7 +26,7 @@ class _Machine:
     """An arena, a host's memory and what moves blocks between them, in streams of which nothing runs yet."""
 
     def __init__(self, monkeypatch):
-        monkeypatch.setattr(block_mover, "_STAGING_BYTES", _BUFFER_BLOCKS * _LAYOUT.bytes_per_block)
+        monkeypatch.setattr(block_mover, "_BUFFER_BYTES", _BUFFER_BLOCKS * _LAYOUT.bytes_per_block)
         self.streams = Streams(monkeypatch)
         self.arena = BlockArena(_LAYOUT, num_blocks=_NUM_BLOCKS, block_size=1, device=_CPU)
         self.host = HostArena(self.arena, _NUM_HOST_BLOCKS)
@@ -68,7 +70,7 @@ class _Expected:
 
 
 def _pairs(rng, sources, destinations):
-    count = rng.randint(1, 6)
+    count = rng.choice((1, 2, 3, 10))
     return list(zip(rng.choices(range(sources), k=count), rng.sample(range(destinations), count), strict=True))
 
 
@@ -90,13 +92,14 @@ def test_whatever_order_streams_run_in_it_is_as_one_after_the_other(monkeypatch)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    for _ in range(40):
+    for _ in range(100):
         machine = _Machine(monkeypatch)
         expected = _Expected(machine)
-        with machine.streams:
-            for name, arguments in _steps(rng):
+        for name, arguments in _steps(rng):
+            with machine.streams:
                 getattr(machine if name == "compute" else machine.mover, name)(*arguments)
-                getattr(expected, name)(*arguments)
+            getattr(expected, name)(*arguments)
+            machine.streams.run(rng, most=rng.choice((0, 0, 5, 50)))
         machine.streams.run(rng)
         assert torch.equal(machine.arena.blocks, expected.blocks)
         assert torch.equal(machine.host.data, expected.host)
@@ -106,30 +109,46 @@ def test_whatever_order_streams_run_in_it_is_as_one_after_the_other(monkeypatch)
 
 @pytest.fixture
 def machine(monkeypatch):
-    return _Machine(monkeypatch)
+    machine = _Machine(monkeypatch)
+    machine.streams.run(random.Random(0))
+    return machine
 
 
-def _run(stream):
-    while stream.advance():
+def _run(*streams):
+    while any(stream.advance() for stream in streams):
         pass
+
+
+def _neighbours(first, number):
+    return [(block, block) for block in range(first, first + number)]
 
 
 def test_computing_does_not_wait_for_the_bus_where_the_buffers_hold_what_is_swapped_out(machine):
     with machine.streams:
-        machine.mover.swap_out([(block, block) for block in range(2 * _BUFFER_BLOCKS)])
+        machine.mover.swap_out(_neighbours(0, _BUFFERS_BLOCKS))
         machine.compute([5], [0, 1, 2, 3], 7)
     _run(machine.streams.computing)
-    assert machine.streams.computing.is_done
+    assert not machine.streams.computing.length
     assert (machine.arena.blocks[:4] == 7).all()
 
 
 def test_what_is_swapped_in_comes_over_the_bus_while_the_steps_before_run(machine):
-    (swaps,) = machine.streams.others
-    machine.streams.run(random.Random(0))
+    _, into = machine.streams.others
     with machine.streams:
         machine.compute([0], [1], 7)
-        machine.mover.swap_in([(block, block) for block in range(2 * _BUFFER_BLOCKS)])
-    _run(swaps)
-    assert swaps.is_done
+        machine.mover.swap_in(_neighbours(0, _BUFFERS_BLOCKS))
+    _run(into)
+    assert not into.length
     machine.streams.run(random.Random(0))
-    assert torch.equal(machine.arena.blocks[:4], machine.host.data[:4])
+    assert torch.equal(machine.arena.blocks[:_BUFFERS_BLOCKS], machine.host.data[:_BUFFERS_BLOCKS])
+
+
+def test_what_is_swapped_in_does_not_wait_for_other_blocks_to_get_out(machine):
+    _, into = machine.streams.others
+    with machine.streams:
+        machine.mover.swap_out(_neighbours(0, 4))
+        machine.mover.swap_in(_neighbours(4, 4))
+        machine.compute([0], [1], 7)
+    _run(machine.streams.computing, into)
+    assert not machine.streams.computing.length
+    assert torch.equal(machine.arena.blocks[4:8], machine.host.data[4:8])

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -145,6 +146,7 @@ class _Compiler:
 
 def _compute(pipe: Connection, cache: str) -> None:
     os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ["TRITON_CACHE_DIR"] = cache
     importlib.import_module("triton")
@@ -157,3 +159,11 @@ def _compute(pipe: Connection, cache: str) -> None:
             except Exception as error:
                 answer = (True, f"{type(error).__name__}: {error}")
             pipe.send(answer)
+
+
+def _end_with_parent() -> None:
+    """Whoever kills the parent does not wait for what is being compiled."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    wait([parent.sentinel])
+    os.killpg(0, signal.SIGKILL)

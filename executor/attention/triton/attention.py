@@ -13,7 +13,7 @@ from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.dtypes import TRITON_NAMES
 from executor.attention.triton.kernel_spec import KernelSpec
 from executor.attention.triton.kernels.attention import paged_attention
-from executor.attention.triton.tile_sizes import TileSizes, padded
+from executor.attention.triton.tile_sizes import TileSizes, dot_precision, padded
 from executor.attention.triton.tiles import TILE_FIELDS
 
 
@@ -156,8 +156,7 @@ def attention_spec(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, p
             "WINDOWED": scores.windowed,
             "CAPPED": scores.capped,
             "BIASED": scores.biased,
-            # Of float32. What has 8 bits loses nothing as tf32.
-            "PRECISION": "tf32x3" if shape.kv_dtype == torch.float32 else "tf32",
+            "PRECISION": dot_precision(shape.head_dim, shape.kv_dtype),
             # The interpreter's products of bfloat16 are wrong.
             "WIDENED": shape.dtype == torch.bfloat16 and is_interpreted(),
         },

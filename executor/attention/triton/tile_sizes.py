@@ -45,6 +45,14 @@ class TileSizes:
         return self.rows // self.heads
 
 
+def dot_precision(head_dim: int, kv_dtype: torch.dtype) -> str:
+    """How float32 is multiplied, as Triton's option: by tensor cores in three products of tf32, unless heads are so
+    wide that the registers don't suffice. What has 8 bits is exact in tf32."""
+    if kv_dtype != torch.float32:
+        return "tf32"
+    return "tf32x3" if head_dim <= 128 else "ieee"
+
+
 def padded(head_dim: int) -> int:
     """Entries of a head with those that are masked: powers of two are what Triton computes with."""
     return max(_LEAST, _power_of_two(head_dim))
@@ -60,7 +68,9 @@ def tile_sizes(phase: Phase, group: int, head_dim: int, kv_dtype: torch.dtype, *
     dim = padded(head_dim)
     if kv_dtype == torch.float32:
         return _sizes_of_float32(group, dim)
-    return _decode_sizes(group, dim, kv_dtype.itemsize) if phase == "decode" else _prefill_sizes(group, dim, is_large)
+    if phase == "decode":
+        return _decode_sizes(group, dim, kv_dtype.itemsize)
+    return _prefill_sizes(group, dim, kv_dtype.itemsize, is_large)
 
 
 def shared_prefix_sizes(group: int, head_dim: int, kv_dtype: torch.dtype) -> TileSizes | None:
@@ -74,31 +84,31 @@ def shared_prefix_sizes(group: int, head_dim: int, kv_dtype: torch.dtype) -> Til
 
 
 def is_large_gpu(capability: tuple[int, int]) -> bool:
-    """Whether a multiprocessor has the registers at hand and the shared memory of Hopper and of data centres' Blackwell
-    (CUDA C++ Programming Guide, technical specifications by compute capability)."""
+    """Whether it multiplies from shared memory, and has as much of it as Hopper and data centres' Blackwell (CUDA C++
+    Programming Guide, technical specifications by compute capability)."""
     return capability[0] in (9, 10)
 
 
 def _sizes_of_float32(group: int, dim: int) -> TileSizes:
-    """Float32 takes three products of tensor cores for one, and the registers for them."""
-    keys, num_warps, num_stages = (_KEY_BYTES // (4 * dim), 4, 3) if dim <= 128 else (16, 8, 2)
-    return TileSizes(_even_part(group, _LEAST), _LEAST, min(keys, 64), num_warps, num_stages, peels=False)
+    keys = min(64, _KEY_BYTES // (4 * dim))
+    return TileSizes(_even_part(group, _LEAST), _LEAST, keys, num_warps=4, num_stages=3, peels=False)
 
 
 def _decode_sizes(group: int, dim: int, kv_bytes: int) -> TileSizes:
     heads = _even_part(group, 64 if dim <= 128 else 32)
     rows = max(_LEAST, _power_of_two(heads))
-    keys = min(_KEY_BYTES // (dim * kv_bytes), 8192 // rows, 128 if dim <= 128 else 32)
+    keys = min(_KEY_BYTES // (dim * kv_bytes), 4096 // rows, 128 if dim <= 128 else 32)
     return TileSizes(heads, rows, keys, num_warps=8 if rows > 32 else 4, num_stages=3, peels=False)
 
 
-def _prefill_sizes(group: int, dim: int, is_large: bool) -> TileSizes:
-    if dim <= 64:
-        rows, keys, num_stages, is_large = 128, 64, 3, False
-    elif dim <= 128:
-        rows, keys, num_stages = 128 if is_large else 64, 64, 3
-    else:
+def _prefill_sizes(group: int, dim: int, kv_bytes: int, is_large: bool) -> TileSizes:
+    # Converting from 8 bits takes registers, too.
+    is_large = is_large and dim > 64 and kv_bytes > 1
+    rows, keys, num_stages = 128, 64, 3
+    if dim > 128:
         rows, keys, num_stages = 64, 32, 3 if is_large else 2
+    elif kv_bytes == 1 or (dim > 64 and not is_large):
+        rows = 64
     return TileSizes(_even_part(group, rows), rows, keys, 8, num_stages, peels=True, is_large=is_large)
 
 

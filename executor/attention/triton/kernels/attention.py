@@ -72,7 +72,6 @@ def paged_attention(
     first_position = tl.load(tile + 3)
     low = tl.load(tile + 4)
     least_share = tl.load(tile + 5)
-    first_result = tl.load(tile + 6)
 
     row = tl.arange(0, BLOCK_M)
     query = row // HEADS
@@ -81,7 +80,6 @@ def paged_attention(
     is_real = (query < num_queries) & (in_group < GROUP)
     position = first_position + query
 
-    at = (first_result + query).to(tl.int64) * (KV_HEADS * GROUP) + head
     high = first_position + num_queries
     if WINDOWED:
         low = tl.maximum(low, first_position - window + 1)
@@ -89,8 +87,8 @@ def paged_attention(
         share = tl.maximum(tl.cdiv(tl.cdiv(high - low, BLOCK_N), tl.num_programs(1)), least_share) * BLOCK_N
         low += split * share
         high = tl.minimum(high, low + share)
-        at += split.to(tl.int64) * num_results * (KV_HEADS * GROUP)
         if low >= high:
+            at = _results(tile, query, head, num_results, KV_HEADS * GROUP)
             tl.store(log_sums + at, float("-inf"), mask=is_real)
             return
 
@@ -135,6 +133,7 @@ def paged_attention(
 
     # An empty row has no keys: its result is 0.
     result /= tl.where(total > 0.0, total, 1.0)[:, None]
+    at = _results(tile, query, head, num_results, KV_HEADS * GROUP)
     tl.store(
         output + (at * HEAD_DIM)[:, None] + dim[None, :],
         result.to(output.dtype.element_ty),
@@ -142,6 +141,13 @@ def paged_attention(
     )
     if PARTIAL:
         tl.store(log_sums + at, tl.where(total > 0.0, maximum + tl.log2(total), float("-inf")), mask=is_real)
+
+
+@triton.jit
+def _results(tile, query, head, num_results, HEADS: tl.constexpr):
+    """Where the results of these queries and heads go, counted in heads. Not worth the registers to be kept."""
+    row = tl.program_id(1).to(tl.int64) * num_results + tl.load(tile + 6) + query
+    return row * HEADS + head
 
 
 @triton.jit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from executor.progress import Progress
 from executor.step_input import staged
 
 _SMALL_SIZES = (1, 2, 4)
+_LEAST_SHARING = 8
 _STEP = 8
 # Columns of the input: tokens, positions, prompt lengths; and where pending tokens belong and come from.
 _COLUMNS = 5
@@ -27,6 +27,12 @@ def batch_sizes(largest: int) -> list[int]:
     """Sizes that there are graphs for, ascending; a smaller batch is filled up to the next one."""
     sizes = {*_SMALL_SIZES, *range(_STEP, largest, _STEP), largest}
     return sorted(size for size in sizes if size <= largest)
+
+
+def sharing_sizes(largest: int) -> list[int]:
+    """Sizes that there are also graphs for whose rows read together what they share; few, for these take memory."""
+    sizes = batch_sizes(largest)
+    return [size for size in sizes if size >= _LEAST_SHARING and (size == largest or size & (size - 1) == 0)]
 
 
 class DecodeGraphs:
@@ -59,8 +65,8 @@ class DecodeGraphs:
         self._max_context = max_context
         self._largest = largest
         self._device = device
-        self._sizes: list[int] = []
         self._graphs: dict[int, _Graph] = {}
+        self._sharing: dict[int, _Graph] = {}
         # What the graphs read and write. Tokens and positions that no row has are 0 until others are written there.
         self._input = torch.zeros(_COLUMNS * largest, dtype=torch.int64, device=device)
         shape = (largest, decoder.description.hidden_size)
@@ -73,14 +79,22 @@ class DecodeGraphs:
         Raises:
             RuntimeError: see `GraphCapture`.
         """
-        sizes = batch_sizes(self._largest)
-        for done, size in enumerate(reversed(sizes)):
+        sizes = [(size, False) for size in batch_sizes(self._largest)]
+        if self._shared_prefix_plan(_LEAST_SHARING) is not None:
+            sizes += [(size, True) for size in sharing_sizes(self._largest)]
+        for done, (size, shares) in enumerate(sorted(sizes, reverse=True)):
             on_progress("Capturing CUDA graphs", done, len(sizes))
-            plan = self._attention.decode_plan(size, self._max_context, self._block_size, self._device)
+            plan = self._shared_prefix_plan(size) if shares else self._decode_plan(size)
             assert plan is not None, "a backend has plans for all sizes, or none"
-            self._graphs[size] = _Graph(plan, graphs.capture(self._step(size, plan)))
-        self._sizes = sizes
+            graph = _Graph(size, plan, graphs.capture(self._step(size, plan)))
+            (self._sharing if shares else self._graphs)[size] = graph
         on_progress("Capturing CUDA graphs", len(sizes), len(sizes))
+
+    def _decode_plan(self, size: int) -> DecodePlan[Any] | None:
+        return self._attention.decode_plan(size, self._max_context, self._block_size, self._device)
+
+    def _shared_prefix_plan(self, size: int) -> DecodePlan[Any] | None:
+        return self._attention.shared_prefix_plan(size, self._max_context, self._block_size, self._device)
 
     def _step(self, size: int, plan: DecodePlan[Any]) -> Callable[[], None]:
         token_ids, positions, prompt_lengths = torch.split(self._input[: 3 * size], size)
@@ -98,12 +112,18 @@ class DecodeGraphs:
 
     def run(self, rows: Sequence[Row], layout: StepLayout) -> torch.Tensor:
         """What the last layer gives for each row, [rows, hidden_size]; it holds until the next call."""
-        size = self._sizes[bisect_left(self._sizes, len(rows))]
-        graph = self._graphs[size]
-        graph.plan.fill(layout)
-        self._fill_input(rows, size)
+        graph = self._filled_graph(layout)
+        self._fill_input(rows, graph.size)
         graph.replay()
         return self._hidden[: len(rows)]
+
+    def _filled_graph(self, layout: StepLayout) -> _Graph:
+        """One whose plan has taken the rows."""
+        for graphs in (self._sharing, self._graphs):
+            fitting = [size for size in graphs if size >= len(layout.num_tokens)]
+            if fitting and graphs[min(fitting)].plan.try_fill(layout):
+                return graphs[min(fitting)]
+        raise AssertionError("a plan without sharing takes all rows")
 
     def _fill_input(self, rows: Sequence[Row], size: int) -> None:
         """By one copy; tokens that only the device knows come from there."""
@@ -123,5 +143,6 @@ class DecodeGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
+    size: int
     plan: DecodePlan[Any]
     replay: Callable[[], None]

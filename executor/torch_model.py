@@ -7,7 +7,7 @@ import torch
 from executor.arena import BlockArena
 from executor.attention import AnyBackend
 from executor.cuda_graphs import CudaGraphs
-from executor.decode_graphs import batch_sizes
+from executor.decode_graphs import batch_sizes, sharing_sizes
 from executor.decoder import Decoder
 from executor.loaded_model import LoadedModel
 from executor.model_runner import ModelRunner
@@ -57,7 +57,7 @@ class TorchModel(LoadedModel):
         return TorchRunner(self._decoder, arena, self._attention, self._device, self._graphs)
 
     def num_graphs(self, max_sequences: int) -> int:
-        return 0 if self._graphs is None else len(batch_sizes(max_sequences))
+        return 0 if self._graphs is None else len(batch_sizes(max_sequences)) + len(sharing_sizes(max_sequences))
 
     def _has_decode_plans(self) -> bool:
         if self._device.type != "cuda":

@@ -98,6 +98,15 @@ class DecodePlan(AttentionPlan[Cache]):
         to is arbitrary but finite.
         """
 
+    def try_fill(self, layout: StepLayout) -> bool:
+        """Takes these rows if it is a good plan for them; else does nothing, and another plan should take them.
+
+        Returns:
+            Whether it has taken them.
+        """
+        self.fill(layout)
+        return True
+
 
 class AttentionBackend(ABC, Generic[Cache]):
     """Says how blocks are laid out, and makes plans. Has no state that a step changes."""
@@ -130,6 +139,15 @@ class AttentionBackend(ABC, Generic[Cache]):
         """A plan for up to so many decodes of sequences of up to `max_context` tokens, empty at first.
 
         None where the backend has none.
+        """
+        return None
+
+    def shared_prefix_plan(
+        self, num_rows: int, max_context: int, block_size: int, device: torch.device
+    ) -> DecodePlan[Cache] | None:
+        """Likewise, for sequences that begin with the same blocks: these are read once for all.
+
+        It is a good plan for rows that share much. None where the backend has none.
         """
         return None
 

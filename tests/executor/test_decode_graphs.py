@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from executor.attention import DecodePlan, ReferenceAttention, StepLayout
-from executor.decode_graphs import batch_sizes
+from executor.decode_graphs import batch_sizes, sharing_sizes
 from executor.errors import SettingsError
 from executor.model_runner import Row
 from executor.sequences import PendingToken, SequenceState
@@ -120,6 +120,32 @@ class StaticPlan(DecodePlan):
         return attended.reshape(rows, heads, head_dim)
 
 
+class SharingAttention(StaticAttention):
+    """Has a plan for rows that all begin with the same block.
+
+    Attributes:
+        taken: sizes of the plans that have taken rows.
+    """
+
+    def __init__(self):
+        self.taken = []
+
+    def shared_prefix_plan(self, num_rows, max_context, block_size, device):
+        return SharingPlan(num_rows, max_context, block_size, self.taken)
+
+
+class SharingPlan(StaticPlan):
+    def __init__(self, num_rows, max_context, block_size, taken):
+        super().__init__(num_rows, max_context, block_size)
+        self.taken = taken
+
+    def try_fill(self, layout):
+        if len({int(table[0]) for table in layout.block_tables}) > 1:
+            return False
+        self.taken.append(len(self.written))
+        return super().try_fill(layout)
+
+
 @pytest.mark.parametrize(
     ("largest", "sizes"),
     [
@@ -132,6 +158,11 @@ class StaticPlan(DecodePlan):
 )
 def test_sizes_of_batches(largest, sizes):
     assert batch_sizes(largest) == sizes
+
+
+def test_sizes_of_batches_that_share_something():
+    assert sharing_sizes(4) == []
+    assert sharing_sizes(72) == [8, 16, 32, 64, 72]
 
 
 _CONFIGS = {
@@ -155,7 +186,7 @@ def _torch_runner(executor):
 def runners(load, llama, save_model, llama_config):
     """Over memory of their own, the same to begin with: one as it is, and one with graphs of up to so many decodes."""
 
-    def make(largest, family="llama"):
+    def make(largest, family="llama", attention=None):
         folder = llama[0] if family == "llama" else save_model(_CONFIGS[family](llama_config))[0]
         executor = load(folder, decoder="torch", block_size=4)
         plain = _torch_runner(executor)
@@ -163,9 +194,10 @@ def runners(load, llama, save_model, llama_config):
         other = _torch_runner(load(folder, decoder="torch", block_size=4))
         other.arena.data.copy_(plain.arena.data)
         recordings, told = Recordings(), []
-        with_graphs = TorchRunner(other.decoder, other.arena, StaticAttention(), _CPU, recordings)
+        with_graphs = TorchRunner(other.decoder, other.arena, attention or StaticAttention(), _CPU, recordings)
         with_graphs.prepare_decodes(largest, 90, lambda *progress: told.append(progress))
-        assert told == [("Capturing CUDA graphs", done, len(batch_sizes(largest))) for done in range(len(told))]
+        count = len(batch_sizes(largest)) + (len(sharing_sizes(largest)) if attention else 0)
+        assert told == [("Capturing CUDA graphs", done, count) for done in range(len(told))]
         assert told[-1][1:] == (len(told) - 1,) * 2
         return plain, with_graphs, recordings
 
@@ -198,6 +230,25 @@ def test_recorded_steps_give_the_logits_of_others(runners, family):
         assert torch.allclose(with_graphs.run(rows), expected, atol=1e-4)
         assert torch.allclose(with_graphs.arena.blocks[:-1], plain.arena.blocks[:-1], atol=1e-4)
         assert recordings.num_replays == number + 1
+
+
+@torch.inference_mode()
+def test_rows_that_share_what_they_begin_with_have_graphs_of_their_own(runners):
+    """In the smallest that is large enough; those that share nothing are computed as ever."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng, attention = random.Random(seed), SharingAttention()
+    plain, with_graphs, recordings = runners(17, attention=attention)
+    for number, (size, shares) in enumerate([(3, True), (9, True), (3, False), (17, True), (17, False), (8, True)]):
+        free = list(range(plain.arena.num_blocks - 1))
+        rng.shuffle(free)
+        rows = [Row(_sequence(rng, free, length=rng.randint(5, 30)), 1) for _ in range(size)]
+        if shares:
+            for row in rows:
+                row.sequence.block_table[0] = free[0]
+        assert torch.allclose(with_graphs.run(rows), plain.run(rows), atol=1e-4)
+        assert recordings.num_replays == number + 1
+    assert attention.taken == [8, 16, 17, 8]
 
 
 @torch.inference_mode()

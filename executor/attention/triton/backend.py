@@ -58,6 +58,15 @@ class TritonAttention(AttentionBackend[BlockCache]):
         assert self._heads, "block_layout says which heads there are"
         return GraphDecodePlan(num_rows, max_context, block_size, self._heads, self._slopes, device)
 
+    def shared_prefix_plan(
+        self, num_rows: int, max_context: int, block_size: int, device: torch.device
+    ) -> DecodePlan[BlockCache] | None:
+        assert self._heads, "block_layout says which heads there are"
+        size = self._heads.prefix_work_size(num_rows)
+        if size is None:
+            return None
+        return GraphDecodePlan(num_rows, max_context, block_size, self._heads, self._slopes, device, size)
+
     def _check(self, model: DecoderDescription, block_size: int, dtype: torch.dtype) -> None:
         fault = ""
         if block_size not in _BLOCK_SIZES:

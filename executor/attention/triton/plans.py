@@ -13,7 +13,7 @@ from executor.attention.interface import AttentionParams, AttentionPlan, DecodeP
 from executor.attention.triton.attention import Work
 from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.heads import Heads
-from executor.attention.triton.prefix_work import ITEM_FIELDS, PrefixWork
+from executor.attention.triton.prefix_work import ITEM_FIELDS, PrefixWork, WorkSize
 from executor.attention.triton.slopes import Slopes
 from executor.attention.triton.split_work import SharedPrefixes, SplitWork
 from executor.attention.triton.tile_sizes import PHASES, Phase, TileSizes
@@ -115,10 +115,21 @@ class _HostPart:
 
 
 class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):
-    """Decodes whose tables are always at the same place, in launches of always the same size."""
+    """Decodes whose tables are always at the same place, in launches of always the same size.
+
+    Args:
+        prefixes: how much rows may read together. Where None, each reads for itself.
+    """
 
     def __init__(
-        self, num_rows: int, max_context: int, block_size: int, heads: Heads, slopes: Slopes, device: torch.device
+        self,
+        num_rows: int,
+        max_context: int,
+        block_size: int,
+        heads: Heads,
+        slopes: Slopes,
+        device: torch.device,
+        prefixes: WorkSize | None = None,
     ) -> None:
         self._num_rows = num_rows
         self._max_context = max_context
@@ -129,15 +140,18 @@ class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):
         self._programs_per_tile = heads.programs_per_tile(self._sizes)
         num_splits = max_decode_splits(num_rows, max_context, self._programs_per_tile, heads.gpu.num_running)
 
+        self._items_shape = (prefixes.max_items if prefixes else 0, ITEM_FIELDS)
         largest = (
             np.zeros(num_rows, np.int64),
             np.zeros((num_rows, TILE_FIELDS), np.int32),
+            np.zeros(self._items_shape, np.int32),
             np.zeros(num_rows * -(-max_context // block_size), np.int32),
         )
         self._tables = pack(largest, device).to(device)
-        self._slots, tiles, block_ids = unpack(self._tables, largest)
+        self._slots, tiles, items, block_ids = unpack(self._tables, largest)
         tokens = torch.arange(num_rows, dtype=torch.int32, device=device)
-        self._part = SplitWork(Work(self._sizes, tiles, block_ids), num_splits, tokens)
+        shared = SharedPrefixes(items, prefixes.max_parts) if prefixes else None
+        self._part = SplitWork(Work(self._sizes, tiles, block_ids), num_splits, tokens, shared)
         self._scratch = self._part.scratch(heads)
         self.fill(StepLayout([], [], [], block_size))
 
@@ -147,6 +161,28 @@ class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):
         Raises:
             ValueError: there are too many rows, or one is too long or has several new tokens.
         """
+        rows, block_ids = self._rows(layout)
+        self._take(rows, block_ids, self._work(rows, block_ids))
+
+    def try_fill(self, layout: StepLayout) -> bool:
+        """As of `DecodePlan`; one whose rows may read together is for rows that had better do so.
+
+        Raises:
+            ValueError: as of `fill`.
+        """
+        if not self._part.prefixes:
+            self.fill(layout)
+            return True
+        if len({int(table[0]) for table in layout.block_tables}) == len(layout.block_tables):
+            return False  # which most steps are, and that is seen at once
+        rows, block_ids = self._rows(layout)
+        work = self._work(rows, block_ids)
+        if work:
+            self._take(rows, block_ids, work)
+        return work is not None
+
+    def _rows(self, layout: StepLayout) -> tuple[Rows, Int32s]:
+        """All of the plan's rows, and their block tables."""
         given, lengths = len(layout.num_tokens), np.zeros(self._num_rows, dtype=np.int64)
         if given > self._num_rows or set(layout.num_tokens) - {1} or layout.block_size != self._block_size:
             raise ValueError(f"only {self._num_rows} decodes in blocks of {self._block_size} fit, not {layout}")
@@ -155,14 +191,22 @@ class GraphDecodePlan(_WritingPlan, DecodePlan[BlockCache]):
             raise ValueError(f"a context must have at most {self._max_context} tokens, not {lengths.max()}")
         nothing = [np.zeros(0, np.int64)] * (self._num_rows - given)
         block_ids, table_starts = flat_tables([*layout.block_tables, *nothing], lengths, self._block_size)
-        rows = Rows(np.ones_like(lengths), lengths, table_starts, np.arange(self._num_rows))
+        return Rows(np.ones_like(lengths), lengths, table_starts, np.arange(self._num_rows)), block_ids
 
+    def _work(self, rows: Rows, block_ids: Int32s) -> PrefixWork | None:
+        return self._heads.prefix_work(rows, block_ids, self._block_size) if self._part.prefixes else None
+
+    def _take(self, rows: Rows, block_ids: Int32s, prefixes: PrefixWork | None) -> None:
         slots = np.full(self._num_rows, -1, dtype=np.int64)
-        slots[:given] = written_slots(rows.only(lengths > 0), block_ids, self._block_size)
-        tiles = query_tiles(rows, 1)
+        is_given = rows.context_lengths > 0
+        slots[is_given] = written_slots(rows.only(is_given), block_ids, self._block_size)
+        tiles = query_tiles(rows, 1, prefixes.first_keys if prefixes else None)
         split_keys(tiles, self._programs_per_tile, self._sizes.keys, self._heads.gpu.num_running, self._part.num_splits)
-        tables = pack((slots, tiles, block_ids), self._tables.device)
+        items = prefixes.items if prefixes else np.zeros(self._items_shape, np.int32)
+        tables = pack((slots, tiles, items, block_ids), self._tables.device)
         self._tables[: len(tables)].copy_(tables, non_blocking=True)
+        if self._scratch:
+            self._part.clear(self._scratch)
 
     def attend(self, cache: BlockCache, queries: torch.Tensor, params: AttentionParams) -> torch.Tensor:
         slopes = self._slopes.tensor(params.alibi_slopes, queries.device)

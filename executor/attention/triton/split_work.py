@@ -74,9 +74,13 @@ class SplitWork:
         if num_parts == 1:
             return None
         scratch = Scratch.empty(num_parts, len(self.tokens), heads, self.tokens.device)
-        # Not every row has parts of a prefix, and not as many as the others.
-        scratch.log_sums[self.num_splits :] = -math.inf
+        self.clear(scratch)
         return scratch
+
+    def clear(self, scratch: Scratch) -> None:
+        """Forgets the parts of prefixes: not every row has any, and not as many as the others."""
+        if self.prefixes:
+            scratch.log_sums[self.num_splits :].fill_(-math.inf)
 
     def attend(
         self,

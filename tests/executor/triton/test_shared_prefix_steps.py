@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from executor.attention import StepLayout
 from executor.attention.triton import prefix_work, split_work
+from executor.attention.triton.backend import TritonAttention
 from tests.executor.triton.attention_cases import CPU, Case, Step, score_forms
 
 NEVER = 10**9
@@ -140,3 +142,54 @@ def test_layers_with_and_without_a_window(rng):
     for window in (0, 30, 0):
         step.case = replace(case, params=replace(case.params, window=window))
         step.close(plan.attend(step.cache, step.queries, step.case.params))
+
+
+class PlannedSteps:
+    """One plan for graphs after another step."""
+
+    def __init__(self, num_rows=8):
+        self.num_rows = num_rows
+        case = Case((), kv_heads=1)
+        backend = TritonAttention()
+        backend.block_layout(case.model, case.block_size, torch.float32)
+        self.plan = backend.shared_prefix_plan(num_rows, 400, case.block_size, CPU)
+
+    def check(self, step, filled):
+        given = len(step.case.rows)
+        assert self.plan.try_fill(step.layout) == filled
+        if not filled:
+            self.plan.fill(step.layout)
+        keys, values = torch.full((2, self.num_rows, 1, 32), math.nan)
+        queries = torch.randn(self.num_rows, 2, 32)
+        keys[:given], values[:given], queries[:given] = step.keys, step.values, step.queries
+        self.plan.write(step.cache, keys, values)
+        result = self.plan.attend(step.cache, queries, step.case.params)
+        assert result.isfinite().all()
+        step.close(result[:given])
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_plan_for_graphs_takes_one_step_after_another(rng):
+    """Groups come and go, and leave nothing behind."""
+    steps = PlannedSteps()
+    case = Case(_decodes(rng, 8, 280), kv_heads=1)
+    steps.check(SharingStep(case, rng, [(range(8), 17)]), filled=True)
+    steps.check(SharingStep(case, rng, []), filled=False)
+    steps.check(SharingStep(case, rng, [((7, 2, 3), 16), ((0, 5, 6, 4), 3)]), filled=True)
+    steps.check(SharingStep(Case(_decodes(rng, 5, 200), kv_heads=1), rng, [((1, 4), 12)]), filled=True)
+
+
+def test_a_plan_for_graphs_leaves_to_others_what_shares_little(rng):
+    steps = PlannedSteps()
+    case = Case(_decodes(rng, 8, 100), kv_heads=1)
+    steps.check(SharingStep(case, rng, [(range(8), 5)]), filled=False)
+    assert not steps.plan.try_fill(StepLayout([], [], [], case.block_size))
+
+
+@pytest.mark.usefixtures("eager")
+def test_float32_of_wide_heads_is_never_read_together(rng, launches):
+    case = Case(_decodes(rng, 5, 128), kv_heads=1, group=1, head_dim=136)
+    step = SharingStep(case, rng, [(range(5), 8)])
+    step.close(step.attend())
+    assert not launches
+    assert step.backend.shared_prefix_plan(8, 400, 16, CPU) is None

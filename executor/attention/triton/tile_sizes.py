@@ -77,7 +77,7 @@ def shared_prefix_sizes(group: int, head_dim: int, kv_dtype: torch.dtype) -> Til
     """The sizes for a model where a tile holds queries of `TILE_ROWS` rows; None where registers don't suffice."""
     dim = padded(head_dim)
     if kv_dtype == torch.float32:
-        return _sizes_of_float32(1, dim) if dim <= 128 else None
+        return TileSizes(1, TILE_ROWS, 32, 8, 3, peels=False) if dim <= 128 else None
     heads = _even_part(group, 8 if dim <= 128 else 4)
     rows = _power_of_two(TILE_ROWS * heads)
     return TileSizes(heads, rows, 64 if dim <= 64 else 32, 8 if rows > 32 else 4, 3, peels=False)

@@ -22,7 +22,7 @@ BLOCK_SIZE = 4
 
 @dataclass
 class Parallel:
-    """A tiny model, and the same one on two ranks.
+    """A model, and the same one on several ranks.
 
     Attributes:
         executor: the first rank's.
@@ -34,9 +34,8 @@ class Parallel:
     on_ranks: Model
 
 
-@contextmanager
-def on_ranks(model: Model, size: int, block_size: int = BLOCK_SIZE) -> Iterator[Parallel]:
-    config = ExecutorConfig(
+def ranks_config(model: Model, size: int, block_size: int = BLOCK_SIZE) -> ExecutorConfig:
+    return ExecutorConfig(
         model=str(model.path),
         device="cpu",
         dtype="float32",
@@ -46,6 +45,12 @@ def on_ranks(model: Model, size: int, block_size: int = BLOCK_SIZE) -> Iterator[
         threads=size,
         tensor_parallel_size=size,
     )
+
+
+@contextmanager
+def on_ranks(model: Model, size: int, block_size: int = BLOCK_SIZE) -> Iterator[Parallel]:
+    """The model's ranks, for the time of a block."""
+    config = ranks_config(model, size, block_size)
     threads = torch.get_num_threads()
     deaths: list[RankDeath] = []
     processes = RankProcesses(config, deaths.append)

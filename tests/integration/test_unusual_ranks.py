@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
+import torch
 import transformers
 
+from executor.step import StepBatch
 from kvmanager.cost_model import Preemption
+from services.executor.loading import check, load
+from services.executor.ranks import RankDeath, RankProcesses
 from tests.integration import cases
 from tests.integration.models import VOCAB_SIZE, Model, make_tiny
-from tests.integration.ranks import on_ranks, run_every_method
+from tests.integration.ranks import on_ranks, ranks_config, run_every_method
 from tests.integration.stack import Stack
 
 pytestmark = pytest.mark.slow
@@ -58,3 +63,18 @@ def test_the_demo_model_on_three_ranks(smollm2: Model) -> None:
     """It has 9 attention heads."""
     with on_ranks(smollm2, size=3, block_size=16) as parallel:
         cases.run(Stack(parallel.on_ranks, 16), [cases.greedy(smollm2, prompt, 16) for prompt in smollm2.prompts])
+
+
+def test_a_rank_in_which_a_step_fails_ends_and_says_why(tiny: Model) -> None:
+    deaths: SimpleQueue[RankDeath] = SimpleQueue()
+    config = ranks_config(tiny, size=2)
+    threads = torch.get_num_threads()
+    processes = RankProcesses(config, deaths.put)
+    try:
+        group = processes.join(check(config, rank=0))
+        load(config, group)
+        group.announce(StepBatch(1, 1, row_sequence_ids=[9], row_num_tokens=[1]))
+        assert deaths.get(timeout=60) == RankDeath(1, 70, "BatchRefused: row_sequence_ids: unknown sequence 9")
+    finally:
+        processes.stop()
+        torch.set_num_threads(threads)

@@ -33,7 +33,7 @@ class InterpretedTests:
             item.add_marker(pytest.mark.timeout(0), append=False)  # the second pytest watches over it
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if not self._is_ours(item):
             return None
         if self._process is None:
@@ -47,6 +47,8 @@ class InterpretedTests:
             self._process = None
             item.ihook.pytest_runtest_logreport(report=_failed(item, str(ended)))
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        # The item before these has left standing what was set up for their folders too.
+        item.session._setupstate.teardown_exact(nextitem)
         return True
 
     def pytest_sessionfinish(self) -> None:

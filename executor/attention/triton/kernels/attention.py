@@ -132,7 +132,9 @@ def paged_attention(
         ids = next_ids
 
     # An empty row has no keys: its result is 0.
-    result /= tl.where(total > 0.0, total, 1.0)[:, None]
+    has_keys = total > 0.0
+    total = tl.where(has_keys, total, 1.0)
+    result /= total[:, None]
     at = _results(tile, query, head, num_results, KV_HEADS * GROUP)
     tl.store(
         output + (at * HEAD_DIM)[:, None] + dim[None, :],
@@ -140,7 +142,7 @@ def paged_attention(
         mask=is_real[:, None] & in_head[None, :],
     )
     if PARTIAL:
-        tl.store(log_sums + at, tl.where(total > 0.0, maximum + tl.log2(total), float("-inf")), mask=is_real)
+        tl.store(log_sums + at, tl.where(has_keys, maximum + tl.log2(total), float("-inf")), mask=is_real)
 
 
 @triton.jit
@@ -199,7 +201,7 @@ def attend_keys(
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAPPED:
-        # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1), also where the exponential is infinite.
         grown = tl.exp2(scores * (scale / soft_cap * 2.0 * _LOG2_E))
         scores = (1.0 - 2.0 / (grown + 1.0)) * (soft_cap * _LOG2_E)
     else:

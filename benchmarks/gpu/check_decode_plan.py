@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -12,46 +15,67 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.paged_rows import PagedRows
 from benchmarks.gpu.reference import attention, relative_error
 from benchmarks.gpu.results import Checks
-from benchmarks.gpu.shapes import Shape
+from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape
 from executor.attention import AnyBackend, AttentionParams, DecodePlan, StepLayout
 
 _BLOCK_SIZE = 16
 _MAX_ROWS = 8
-_STEPS = ((1, 100, 3000, 17, 16), (5,), (900, 31, 32, 33, 8000, 1, 2, 3))
-_TINY_STEPS = ((1, 20, 16), (33,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Steps of one plan.
+
+    Attributes:
+        plan: which of the backend's plans.
+        shared: tokens with which all sequences begin, in the same blocks.
+        steps: context lengths of each step's rows.
+    """
+
+    plan: Literal["decode_plan", "shared_prefix_plan"]
+    shared: int
+    steps: tuple[tuple[int, ...], ...]
+
+
+_CASES = (
+    _Case("decode_plan", 0, ((1, 100, 3000, 17, 16), (5,), (900, 31, 32, 33, 8000, 1, 2, 3))),
+    _Case("shared_prefix_plan", 1024, ((1025, 1040, 3000, 1100, 1777), (1030, 1031), tuple(range(1032, 1040)))),
+)
+_TINY_CASES = (
+    _Case("decode_plan", 0, ((1, 20, 16), (33,))),
+    _Case("shared_prefix_plan", 32, ((33, 40, 37), (35, 34))),
+)
 
 
 def check_decode_plan(machine: Machine, make_backend: Callable[[], AnyBackend], checks: Checks, seed: int) -> None:
     """Checks that one plan computes steps of ever other rows."""
     dtypes = (torch.float16,) if machine.tiny else (torch.float16, torch.bfloat16)
-    shapes = (
-        (Shape("tiny", 4, 2, 32),) if machine.tiny else (Shape("LLaMA-3 8B", 32, 8, 128), Shape("SmolLM2", 9, 3, 64))
-    )
-    for dtype in dtypes:
-        for shape in shapes:
-            checks.measure(
-                "decode plan",
-                LIMITS[dtype],
-                partial(_error, machine, make_backend, shape, dtype, seed),
-                heads=f"{shape.heads}/{shape.kv_heads} x {shape.head_dim}",
-                dtype=str(dtype).removeprefix("torch."),
-                graph=not machine.tiny,
-                seed=seed,
-            )
+    shapes = (TINY,) if machine.tiny else (LLAMA_8B, SMOLLM2)
+    for dtype, shape, case in itertools.product(dtypes, shapes, _TINY_CASES if machine.tiny else _CASES):
+        checks.measure(
+            "decode plan",
+            LIMITS[dtype],
+            partial(_error, machine, make_backend, shape, dtype, case, seed),
+            plan=case.plan,
+            shape=shape.name,
+            dtype=str(dtype).removeprefix("torch."),
+            graph=not machine.tiny,
+            seed=seed,
+        )
 
 
 def _error(
-    machine: Machine, make_backend: Callable[[], AnyBackend], shape: Shape, dtype: torch.dtype, seed: int
+    machine: Machine, make_backend: Callable[[], AnyBackend], shape: Shape, dtype: torch.dtype, case: _Case, seed: int
 ) -> float:
-    contexts = _TINY_STEPS if machine.tiny else _STEPS
-    lengths = [length for step in contexts for length in step]
-    rows = PagedRows(
-        make_backend, shape, _BLOCK_SIZE, [(1, length) for length in lengths], dtype, dtype, machine.generator(seed)
-    )
+    lengths = [length for step in case.steps for length in step]
+    every = [(1, length) for length in lengths]
+    generator = machine.generator(seed)
+    rows = PagedRows(make_backend, shape, _BLOCK_SIZE, every, dtype, dtype, generator, case.shared)
     rows.write_past(rows.keys, rows.values)
-    step = _Step(machine, rows, max(lengths))
+    make_plan = getattr(rows.backend, case.plan)
+    step = _Step(machine, rows, make_plan(_MAX_ROWS, max(lengths), _BLOCK_SIZE, machine.device))
     first, worst = 0, 0.0
-    for step_lengths in contexts:
+    for step_lengths in case.steps:
         chosen = range(first, first + len(step_lengths))
         worst = max(worst, step.error(chosen))
         first += len(step_lengths)
@@ -61,13 +85,12 @@ def _error(
 class _Step:
     """Keys and values written and attended to, in tensors that stay where they are."""
 
-    def __init__(self, machine: Machine, rows: PagedRows, max_context: int) -> None:
+    def __init__(self, machine: Machine, rows: PagedRows, plan: DecodePlan[object] | None) -> None:
         self._rows = rows
         self._params = AttentionParams(rows.shape.head_dim**-0.5)
-        plan = rows.backend.decode_plan(_MAX_ROWS, max_context, _BLOCK_SIZE, machine.device)
         if plan is None:
-            raise ValueError(f"{rows.backend.name} has no plan for decodes")
-        self._plan: DecodePlan[object] = plan
+            raise ValueError(f"{rows.backend.name} has no such plan")
+        self._plan = plan
         self._queries, self._keys, self._values = (
             torch.zeros((_MAX_ROWS, *part.shape[1:]), dtype=part.dtype, device=machine.device)
             for part in (rows.queries, rows.keys[0], rows.values[0])

@@ -70,7 +70,7 @@ def tile_sizes(phase: Phase, group: int, head_dim: int, kv_dtype: torch.dtype, *
         return _sizes_of_float32(group, dim)
     if phase == "decode":
         return _decode_sizes(group, dim, kv_dtype.itemsize)
-    return _prefill_sizes(group, dim, kv_dtype.itemsize, is_large)
+    return _prefill_sizes(group, head_dim, kv_dtype.itemsize, is_large)
 
 
 def shared_prefix_sizes(group: int, head_dim: int, kv_dtype: torch.dtype) -> TileSizes | None:
@@ -101,15 +101,16 @@ def _decode_sizes(group: int, dim: int, kv_bytes: int) -> TileSizes:
     return TileSizes(heads, rows, keys, num_warps=8 if rows > 32 else 4, num_stages=3, peels=False)
 
 
-def _prefill_sizes(group: int, dim: int, kv_bytes: int, is_large: bool) -> TileSizes:
-    # Converting from 8 bits takes registers, too.
-    is_large = is_large and dim > 64 and kv_bytes > 1
+def _prefill_sizes(group: int, head_dim: int, kv_bytes: int, is_large: bool) -> TileSizes:
+    dim = padded(head_dim)
+    # Converting from 8 bits takes registers, and so do the masks of heads that are padded.
+    is_large = is_large and 64 < dim <= 128 and kv_bytes > 1
     rows, keys, num_stages = 128, 64, 3
     if dim > 128:
-        rows, keys, num_stages = 64, 32, 3 if is_large else 2
+        rows, keys, num_stages = 64, 32 if head_dim == dim else 16, 2
     elif kv_bytes == 1 or (dim > 64 and not is_large):
         rows = 64
-    return TileSizes(_even_part(group, rows), rows, keys, 8, num_stages, peels=True, is_large=is_large)
+    return TileSizes(_even_part(group, rows), rows, keys, 8, num_stages, peels=dim <= 128, is_large=is_large)
 
 
 def _even_part(group: int, most: int) -> int:

@@ -28,9 +28,9 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.probe import Probe
-from executor.arena import BlockArena
 from executor.attention import AttentionParams, ReferenceAttention, StepLayout
 from executor.attention.reference import SlotCache
+from executor.memory.arena import BlockArena
 from executor.native import Crew, load_library
 from executor.native.attention import AttentionKernels, NativeBlockLayout, StepRows
 from executor.native.memory import allocate, populate

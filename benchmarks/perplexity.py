@@ -25,8 +25,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from executor.arena import BlockArena
 from executor.families import family_of
+from executor.memory.arena import BlockArena
 from executor.model_choice import load_model
 from executor.model_runner import ModelRunner, Row
 from executor.progress import tell_nobody

@@ -29,7 +29,7 @@ import torch
 
 from executor.native import Crew, load_library
 from executor.native.sampling import NativeSampler
-from executor.samplers import Sampler, TorchSampler
+from executor.sampling.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
 from executor.step import Penalties, SamplingParams
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from executor.batch_check import Limits, check_batch
-from executor.block_mover import make_mover
 from executor.errors import StepOutOfMemory
-from executor.host_arena import HostArena
-from executor.logits_processors import reads_tokens
+from executor.memory.block_mover import make_mover
+from executor.memory.host_arena import HostArena
+from executor.memory.out_of_memory import is_out_of_memory, release_cached
 from executor.model_runner import ModelRunner, Row
-from executor.out_of_memory import is_out_of_memory, release_cached
-from executor.sampler import Drawn, Sampled
-from executor.samplers import Sampler, TorchSampler
+from executor.sampling.logits_processors import reads_tokens
+from executor.sampling.sampler import Drawn, Sampled
+from executor.sampling.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
 from executor.speeds import SpeedMeter, is_prefill
 from executor.step import BatchRefused, Candidates, Speeds, StepBatch, StepResult

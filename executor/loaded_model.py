@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from executor.arena import BlockArena, BlockLayout
+from executor.memory.arena import BlockArena, BlockLayout
 from executor.model_runner import ModelRunner
-from executor.samplers import Sampler
+from executor.sampling.samplers import Sampler
 
 
 class LoadedModel(ABC):

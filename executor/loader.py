@@ -10,26 +10,26 @@ from collections.abc import Callable
 import torch
 
 from executor.description import DecoderDescription
-from executor.device_memory import CudaMemory
 from executor.errors import SettingsError
 from executor.executor import Executor, ExecutorInfo
 from executor.families import Family, family_of
-from executor.free_memory import free_memory
-from executor.gpu_budget import profiled_blocks
-from executor.host_arena import HostArena
 from executor.loaded_model import LoadedModel
-from executor.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, blocks_in, parse_budget, readable
+from executor.memory.device_memory import CudaMemory
+from executor.memory.free_memory import free_memory
+from executor.memory.gpu_budget import profiled_blocks
+from executor.memory.host_arena import HostArena
+from executor.memory.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, blocks_in, parse_budget, readable
+from executor.memory.out_of_memory import MemoryWarnings, refused_without_memory
+from executor.memory.split_runner import SplitRunner
+from executor.memory.worst_step import StepSize
 from executor.model_choice import DECODERS, KV_DTYPES, QUANTIZATIONS, check_decoder, load_model
-from executor.out_of_memory import MemoryWarnings, refused_without_memory
 from executor.progress import Progress, tell_nobody
+from executor.sampling.split_sampler import SplitSampler
 from executor.settings import ExecutorSettings
-from executor.split_runner import SplitRunner
-from executor.split_sampler import SplitSampler
 from executor.tensor_parallel import ALONE, Ranks
 from executor.tensor_parallel.samplers import rank_sampler
-from executor.torch_formats import ATTENTION_BACKENDS, DTYPES
+from executor.torch_decoder.torch_formats import ATTENTION_BACKENDS, DTYPES
 from executor.weights import Checkpoint, open_checkpoint, shard
-from executor.worst_step import StepSize
 
 _log = logging.getLogger(__name__)
 

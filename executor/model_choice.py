@@ -17,8 +17,8 @@ from executor.native.structures import KvKind
 from executor.progress import Progress
 from executor.settings import ExecutorSettings
 from executor.tensor_parallel import ALONE, Ranks
-from executor.torch_formats import DTYPES, capability_of, choose_attention, choose_dtype
-from executor.torch_model import TorchModel
+from executor.torch_decoder.torch_formats import DTYPES, capability_of, choose_attention, choose_dtype
+from executor.torch_decoder.torch_model import TorchModel
 from executor.weights import Checkpoint, Parameters, Shard, shard
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from executor.arena import BlockArena
+from executor.memory.arena import BlockArena
 from executor.progress import Progress
 from executor.sequences import SequenceState
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from executor.block_copier import Pairs
-from executor.block_mover import BlockMover
-from executor.host_arena import HostArena
+from executor.memory.block_copier import Pairs
+from executor.memory.block_mover import BlockMover
+from executor.memory.host_arena import HostArena
 from executor.model_runner import ModelRunner, Row
 from executor.sequences import SequenceState
 from executor.speeds import per_second

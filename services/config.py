@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 from executor.errors import SettingsError
-from executor.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, parse_budget
+from executor.memory.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, parse_budget
 from gateway.scope import NAME_RULE, is_name
 from kvmanager.accounts import Quota
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from executor.executor import Executor
+from executor.memory.out_of_memory import MemoryWarnings
+from executor.memory.split_runner import SplitRunner
 from executor.model_runner import ModelRunner, Row
-from executor.out_of_memory import MemoryWarnings
-from executor.split_runner import SplitRunner
-from executor.split_sampler import SplitSampler
+from executor.sampling.split_sampler import SplitSampler
 
 
 def out_of_memory() -> torch.OutOfMemoryError:

@@ -35,7 +35,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Parts
 from benchmarks.gpu.times import run_times
 from executor.attention.triton.availability import triton_obstacle
-from executor.torch_formats import capability_of
+from executor.torch_decoder.torch_formats import capability_of
 
 
 def main() -> int:

@@ -93,7 +93,7 @@ def _warnings() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             heard.append(record.getMessage())
 
-    listener, logger = Listener(logging.WARNING), logging.getLogger("executor.out_of_memory")
+    listener, logger = Listener(logging.WARNING), logging.getLogger("executor.memory.out_of_memory")
     logger.addHandler(listener)
     try:
         yield heard

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.results import Checks
-from executor.arena import BlockArena, BlockLayout
-from executor.block_mover import make_mover
-from executor.host_arena import HostArena
+from executor.memory.arena import BlockArena, BlockLayout
+from executor.memory.block_mover import make_mover
+from executor.memory.host_arena import HostArena
 from executor.timer import Timer
 
 Pairs = list[tuple[int, int]]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.shapes import Shape
-from executor.arena import BlockArena
 from executor.attention import AnyBackend, StepLayout
+from executor.memory.arena import BlockArena
 
 # Blocks that no row has.
 _SPARE_BLOCKS = 3

@@ -23,8 +23,8 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.results import within
 from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape
 from benchmarks.gpu.stopwatch import Call, milliseconds, ratio
-from executor.arena import BlockArena
 from executor.attention import AnyBackend, AttentionParams, StepLayout
+from executor.memory.arena import BlockArena
 
 _BATCHES = (256, 64, 16, 4, 1)
 _CONTEXTS = (2048, 8192, 32_768, 512, 128)

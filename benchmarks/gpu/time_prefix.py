@@ -18,8 +18,8 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.results import within
 from benchmarks.gpu.shapes import LLAMA_8B, TINY
 from benchmarks.gpu.stopwatch import milliseconds, ratio
-from executor.arena import BlockArena
 from executor.attention import AnyBackend, AttentionParams, StepLayout
+from executor.memory.arena import BlockArena
 
 _BLOCK_SIZE = 16
 _ROUNDS = 15

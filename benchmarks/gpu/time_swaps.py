@@ -18,8 +18,8 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.random_model import load_random_model
 from benchmarks.gpu.results import within
 from benchmarks.gpu.shapes import LLAMA_8B, TINY
-from executor.block_mover import make_mover
-from executor.host_arena import HostArena
+from executor.memory.block_mover import make_mover
+from executor.memory.host_arena import HostArena
 from executor.model_runner import Row
 from executor.sequences import SequenceState
 from executor.step import SamplingParams

@@ -16,7 +16,7 @@ from benchmarks.soak.processors import changes_rows, processed, repetition_penal
 from benchmarks.soak.reference import ReferenceModel
 from benchmarks.soak.sampling import is_ranked
 from benchmarks.soak.sequences import SequenceAnswer
-from executor.random_stream import uniform
+from executor.sampling.random_stream import uniform
 from octavo.v1 import common_pb2, inference_pb2
 
 SCORE_TOLERANCE = 1e-3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from executor.arena import BlockArena, BlockLayout
 from executor.attention.interface import AttentionBackend, AttentionParams, AttentionPlan, StepLayout
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
+from executor.memory.arena import BlockArena, BlockLayout
 from executor.native.attention import AttentionKernels, NativeBlockLayout, StepRows
 from executor.native.library import Crew, Library, LibraryMissing, load_library
 from executor.native.structures import AttentionParams as NativeParams

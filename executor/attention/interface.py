@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.arena import BlockArena, BlockLayout
 from executor.description import DecoderDescription
-from executor.rotary import Angles, rotate
+from executor.memory.arena import BlockArena, BlockLayout
+from executor.torch_decoder.rotary import Angles, rotate
 
 # One layer's keys and values, as a backend wants to be given them.
 Cache = TypeVar("Cache")

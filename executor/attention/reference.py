@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from executor.arena import BlockArena, BlockLayout
 from executor.attention.interface import AttentionBackend, AttentionParams, AttentionPlan, StepLayout
 from executor.description import DecoderDescription
+from executor.memory.arena import BlockArena, BlockLayout
 
 # Rows are attended together as long as padding at most doubles the work and the copies of their keys stay small.
 _MAX_PADDED_WORK = 2

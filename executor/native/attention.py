@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.arena import BlockArena, BlockLayout
+from executor.memory.arena import BlockArena, BlockLayout
 from executor.native.library import Crew, Library
 from executor.native.structures import AttentionParams, KvCache, KvKind
 

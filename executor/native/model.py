@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from executor.arena import BlockArena
 from executor.description import DecoderDescription
 from executor.loaded_model import LoadedModel
+from executor.memory.arena import BlockArena
 from executor.model_runner import ModelRunner
 from executor.native.attention import AttentionKernels, NativeBlockLayout
 from executor.native.decoder import NativeDecoder
@@ -23,7 +23,7 @@ from executor.native.runner import NativeRunner
 from executor.native.sampling import NativeSampler
 from executor.native.structures import KvKind
 from executor.progress import Progress
-from executor.samplers import Sampler
+from executor.sampling.samplers import Sampler
 from executor.weights import Parameters
 
 _log = logging.getLogger(__name__)

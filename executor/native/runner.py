@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor.arena import BlockArena
 from executor.description import DecoderDescription, DynamicNtkScaling, RotaryPositions
+from executor.memory.arena import BlockArena
 from executor.model_runner import ModelRunner, Row
 from executor.native.decoder import NativeDecoder, angle_tables
 from executor.native.library import Crew
 from executor.native.structures import DecoderStep
-from executor.rotary import RotaryEmbedding
+from executor.torch_decoder.rotary import RotaryEmbedding
 
 
 class NativeRunner(ModelRunner):

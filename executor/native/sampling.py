@@ -1,4 +1,4 @@
-"""Chooses tokens with the CPU's own kernels, by the definitions of `executor.sampler` and `executor.candidates`."""
+"""Chooses tokens with the CPU's own kernels, by the definitions of `executor.sampling`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.candidates import CandidateLists
 from executor.native.library import Crew, Library
 from executor.native.memory import allocate
-from executor.random_stream import uniform
-from executor.sampler import Drawn, Sampled
+from executor.sampling.candidates import CandidateLists
+from executor.sampling.random_stream import uniform
+from executor.sampling.sampler import Drawn, Sampled
 from executor.sequences import SequenceState
 from executor.step import Penalties, SamplingParams, TokenLogprobs
 
@@ -29,7 +29,7 @@ _FIRST_DRAWS = 64
 
 
 class NativeSampler:
-    """The sampler of an executor on a CPU (`executor.samplers.Sampler`). Not thread-safe, as its crew is not.
+    """The sampler of an executor on a CPU (`executor.sampling.samplers.Sampler`). Not thread-safe, as its crew is not.
 
     Args:
         crew: threads; used where there is enough for them to do.

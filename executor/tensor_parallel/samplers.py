@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from executor.candidates import CandidateLists
-from executor.sampler import Drawn, Sampled
-from executor.samplers import Sampler
+from executor.sampling.candidates import CandidateLists
+from executor.sampling.sampler import Drawn, Sampled
+from executor.sampling.samplers import Sampler
 from executor.sequences import SequenceState
 from executor.tensor_parallel.ranks import Ranks
-from executor.transfers import to_host
+from executor.torch_decoder.transfers import to_host
 
 
 def rank_sampler(sampler: Sampler, ranks: Ranks) -> Sampler:

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.soak.choices import LOGIT_TOLERANCE, allowed  # noqa: E402
 from benchmarks.soak.processors import changes_rows, processed  # noqa: E402
-from executor.random_stream import uniform  # noqa: E402
-from executor.sampler import Draw, sample  # noqa: E402
+from executor.sampling.random_stream import uniform  # noqa: E402
+from executor.sampling.sampler import Draw, sample  # noqa: E402
 from executor.step import Penalties, SamplingParams  # noqa: E402
 from octavo.v1 import common_pb2  # noqa: E402
 

@@ -23,10 +23,10 @@ from benchmarks.gpu.results import Checks, within
 from benchmarks.gpu.shapes import TINY
 from executor.attention import AttentionParams, AttentionPlan, ReferenceAttention, StepLayout
 from executor.attention.reference import SlotCache
-from executor.block_copier import Pairs
-from executor.block_mover import DirectMover
-from executor.rotary import rotate
+from executor.memory.block_copier import Pairs
+from executor.memory.block_mover import DirectMover
 from executor.timer import Span
+from executor.torch_decoder.rotary import rotate
 
 
 def _lines(text: str) -> list[dict]:

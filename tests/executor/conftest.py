@@ -13,15 +13,15 @@ import pytest
 import torch
 import transformers
 
-from executor.draw import Draw
 from executor.executor import Executor
 from executor.loader import load_executor
 from executor.model_runner import Row
 from executor.native import Crew, load_library
 from executor.native.library import runnable_levels
 from executor.native.sampling import NativeSampler
-from executor.sampler import Sampled
-from executor.samplers import Sampler, TorchSampler
+from executor.sampling.draw import Draw
+from executor.sampling.sampler import Sampled
+from executor.sampling.samplers import Sampler, TorchSampler
 from executor.sequences import SequenceState
 from executor.settings import ExecutorSettings
 from executor.step import NewSequence, SamplingParams, StepBatch, StepResult

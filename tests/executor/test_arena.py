@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from executor.arena import BlockArena, BlockLayout
 from executor.attention import ReferenceAttention
 from executor.families.llama import describe
+from executor.memory.arena import BlockArena, BlockLayout
 
 _MODEL = describe(
     {

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from executor.arena import BlockArena
 from executor.attention import BACKENDS, AttentionParams, ReferenceAttention, StepLayout
 from executor.attention.reference import SlotCache
 from executor.errors import SettingsError
 from executor.families.llama import describe
+from executor.memory.arena import BlockArena
 
 _NUM_SLOTS = 600
 _HEAD_DIM = 8

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from executor.arena import BlockArena, BlockLayout
-from executor.block_copier import IndexedCopier, independent_runs, make_copier
-from executor.block_mover import DirectMover
-from executor.host_arena import HostArena
+from executor.memory.arena import BlockArena, BlockLayout
+from executor.memory.block_copier import IndexedCopier, independent_runs, make_copier
+from executor.memory.block_mover import DirectMover
+from executor.memory.host_arena import HostArena
 from executor.timer import Timer
 
 # With the blocks as the first, an inner and the last dimension.

@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from executor import block_mover
-from executor.arena import BlockArena, BlockLayout
 from executor.attention import ReferenceAttention
-from executor.block_copier import IndexedCopier
-from executor.block_mover import make_mover, stage, staging_bytes, unstage
 from executor.families.llama import describe
-from executor.host_arena import HostArena
+from executor.memory import block_mover
+from executor.memory.arena import BlockArena, BlockLayout
+from executor.memory.block_copier import IndexedCopier
+from executor.memory.block_mover import make_mover, stage, staging_bytes, unstage
+from executor.memory.host_arena import HostArena
 from executor.timer import Timer
 
 _MODEL = describe(

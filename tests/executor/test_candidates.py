@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from executor.draw import Draw
-from executor.largest import largest
+from executor.sampling.draw import Draw
+from executor.sampling.largest import largest
 from executor.step import Penalties, SamplingParams
 
 _PLAIN = SamplingParams()

@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from executor.attention import DecodePlan, ReferenceAttention, StepLayout
-from executor.decode_graphs import batch_sizes, sharing_sizes
 from executor.errors import SettingsError
 from executor.model_runner import Row
 from executor.sequences import PendingToken, SequenceState
 from executor.step import SamplingParams
-from executor.torch_runner import TorchRunner
+from executor.torch_decoder.decode_graphs import batch_sizes, sharing_sizes
+from executor.torch_decoder.torch_runner import TorchRunner
 from tests.executor.test_pipelining import DeferringSampler, Script
 
 _GREEDY = SamplingParams(temperature=0)

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor.block_mover import staging_bytes
 from executor.errors import SettingsError
 from executor.families import family_of
-from executor.gpu_budget import GRAPH_BYTES, MemoryUse, blocks_left, measure_use, own_bytes, profiled_blocks
 from executor.loaded_model import LoadedModel
 from executor.loader import _num_blocks, load_executor
+from executor.memory.block_mover import staging_bytes
+from executor.memory.gpu_budget import GRAPH_BYTES, MemoryUse, blocks_left, measure_use, own_bytes, profiled_blocks
+from executor.memory.worst_step import NUM_BLOCKS, StepSize
 from executor.model_choice import load_model
 from executor.model_runner import ModelRunner
 from executor.progress import tell_nobody
 from executor.settings import ExecutorSettings
 from executor.tensor_parallel import ALONE
 from executor.weights import open_checkpoint
-from executor.worst_step import NUM_BLOCKS, StepSize
 from services.config import ConfigError, ExecutorConfig
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from executor.draw import Draw
-from executor.logits_processors import process_logits
+from executor.sampling.draw import Draw
+from executor.sampling.logits_processors import process_logits
 from executor.step import Penalties, SamplingParams
 
 _VOCAB = 300

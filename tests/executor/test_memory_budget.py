@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from executor.errors import SettingsError
-from executor.free_memory import available_in_meminfo, free_memory, left_in_cgroup
-from executor.memory_budget import blocks_in, parse_budget
+from executor.memory.free_memory import available_in_meminfo, free_memory, left_in_cgroup
+from executor.memory.memory_budget import blocks_in, parse_budget
 from services.config import ConfigError, ExecutorConfig
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from executor.samplers import TorchSampler
+from executor.sampling.samplers import TorchSampler
 from executor.sequences import SequenceState
 from executor.step import NewSequence, Penalties, SamplingParams, StepBatch
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from executor.errors import SettingsError, StepOutOfMemory
+from executor.memory.out_of_memory import MemoryWarnings, is_out_of_memory, refused_without_memory
+from executor.memory.split_runner import halves
 from executor.model_runner import Row
-from executor.out_of_memory import MemoryWarnings, is_out_of_memory, refused_without_memory
 from executor.sequences import SequenceState
-from executor.split_runner import halves
 from executor.step import BatchRefused, Penalties, SamplingParams
 from tests.executor.conftest import BOTH_DECODERS
 from tests.scarce_memory import out_of_memory, scarce

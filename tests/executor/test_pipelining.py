@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from executor.sampler import Drawn
-from executor.samplers import TorchSampler
+from executor.sampling.sampler import Drawn
+from executor.sampling.samplers import TorchSampler
 from executor.step import BatchRefused, NewSequence, Penalties, SamplingParams, StepBatch, StepResult
 from executor.under_way import UnderWay
 

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 import torch
 
-from executor.draw import Draw
-from executor.random_stream import uniform
+from executor.sampling.draw import Draw
+from executor.sampling.random_stream import uniform
 from executor.step import SamplingParams
 
 _VOCAB = 2000

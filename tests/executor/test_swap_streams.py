@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from executor import block_mover
-from executor.arena import BlockArena, BlockLayout
-from executor.block_copier import IndexedCopier
-from executor.block_mover import StreamMover
-from executor.host_arena import HostArena
+from executor.memory import block_mover
+from executor.memory.arena import BlockArena, BlockLayout
+from executor.memory.block_copier import IndexedCopier
+from executor.memory.block_mover import StreamMover
+from executor.memory.host_arena import HostArena
 from executor.timer import Timer
 from tests.executor.streams import Streams
 

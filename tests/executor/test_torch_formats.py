@@ -13,7 +13,7 @@ from executor.attention import BACKENDS
 from executor.attention.triton.availability import triton_obstacle
 from executor.errors import SettingsError
 from executor.settings import ExecutorSettings
-from executor.torch_formats import choose_attention, choose_backend, choose_dtype, choose_kv_dtype
+from executor.torch_decoder.torch_formats import choose_attention, choose_backend, choose_dtype, choose_kv_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PASCAL, TURING, AMPERE, ADA, HOPPER = (6, 1), (7, 5), (8, 0), (8, 9), (9, 0)

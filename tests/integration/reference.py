@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from executor.random_stream import uniform
+from executor.sampling.random_stream import uniform
 from kvmanager.spec import BeamParams
 from tests.integration.models import Model
 

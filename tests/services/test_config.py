@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.memory_budget import parse_budget
+from executor.memory.memory_budget import parse_budget
 from kvmanager.accounts import Quota
 from services.config import ConfigError, ExecutorConfig, GatewayConfig, KVManagerConfig, read_toml
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from executor.arena import BlockArena, BlockLayout
 from executor.attention.interface import AttentionBackend, AttentionPlan, DecodePlan, StepLayout
 from executor.attention.triton.attention import is_interpreted
 from executor.attention.triton.block_cache import BlockCache
@@ -14,6 +13,7 @@ from executor.attention.triton.plans import GraphDecodePlan, StepPlan
 from executor.attention.triton.slopes import Slopes
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
+from executor.memory.arena import BlockArena, BlockLayout
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
 _HEAD_DIMS = range(8, 257, 8)

@@ -31,7 +31,7 @@ from executor.attention.triton.tiles import (
 )
 from executor.attention.triton.upload import pack, unpack, upload
 from executor.attention.triton.write import rotate_and_write, write_kv
-from executor.rotary import Angles
+from executor.torch_decoder.rotary import Angles
 
 
 class _WritingPlan(AttentionPlan[BlockCache]):

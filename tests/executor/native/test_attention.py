@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from executor.arena import BlockArena
+from executor.memory.arena import BlockArena
 from executor.native import Crew, Library
 from executor.native.attention import AttentionKernels, StepRows
 from executor.native.structures import AttentionParams, KvCache, KvKind

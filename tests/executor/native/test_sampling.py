@@ -16,8 +16,8 @@ import torch
 from executor.native import Crew, Library, load_library
 from executor.native.library import runnable_levels
 from executor.native.sampling import NativeSampler
-from executor.random_stream import uniform
-from executor.samplers import TorchSampler
+from executor.sampling.random_stream import uniform
+from executor.sampling.samplers import TorchSampler
 from executor.sequences import SequenceState
 from executor.step import Penalties, SamplingParams
 
@@ -111,7 +111,7 @@ def _is_next_to(logits: torch.Tensor, sequence: SequenceState, token: int) -> bo
         similar = sequence.fork(0, sequence.sample_index)
         similar.sampling = replace(sampling, top_p=sampling.top_p + growth)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("executor.sampler.uniform", lambda *_, shifted=shifted: shifted)
+            patch.setattr("executor.sampling.sampler.uniform", lambda *_, shifted=shifted: shifted)
             if TorchSampler().sample(logits, [0], [similar]).finish().token_ids == [token]:
                 return True
     return False

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executor.arena import BlockArena
 from executor.attention import AttentionParams, StepLayout
 from executor.attention.triton.backend import TritonAttention
 from executor.description import DecoderDescription
 from executor.families.llama import describe
+from executor.memory.arena import BlockArena
 
 CPU = torch.device("cpu")
 PLAIN = AttentionParams(0.25)

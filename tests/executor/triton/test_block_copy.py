@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from executor.arena import BlockArena, BlockLayout
 from executor.attention.triton import block_copy
 from executor.attention.triton.block_copy import TritonCopier, fits
+from executor.memory.arena import BlockArena, BlockLayout
 from tests.executor.triton.vast_memory import vast_memory
 
 # One piece a block and many, less than a tile and more, a tile exactly.

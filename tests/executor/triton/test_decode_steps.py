@@ -8,14 +8,14 @@ import pytest
 import torch
 import transformers
 
-from executor.arena import BlockArena
 from executor.attention import BACKENDS
-from executor.decoder import Decoder
 from executor.families.llama import describe
+from executor.memory.arena import BlockArena
 from executor.model_runner import Row
 from executor.sequences import SequenceState
 from executor.step import SamplingParams
-from executor.torch_runner import TorchRunner
+from executor.torch_decoder.decoder import Decoder
+from executor.torch_decoder.torch_runner import TorchRunner
 from executor.weights import shard
 
 _CPU = torch.device("cpu")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from executor.block_mover import staging_bytes
-from executor.device_memory import DeviceMemory
 from executor.errors import SettingsError
 from executor.loaded_model import LoadedModel
-from executor.memory_budget import readable
-from executor.out_of_memory import refused_without_memory
-from executor.worst_step import NUM_BLOCKS, StepSize, run_largest_decode, run_worst_steps
+from executor.memory.block_mover import staging_bytes
+from executor.memory.device_memory import DeviceMemory
+from executor.memory.memory_budget import readable
+from executor.memory.out_of_memory import refused_without_memory
+from executor.memory.worst_step import NUM_BLOCKS, StepSize, run_largest_decode, run_worst_steps
 
 _log = logging.getLogger(__name__)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from executor.arena import BlockArena
 from executor.attention import AnyBackend
-from executor.cuda_graphs import CudaGraphs
-from executor.decode_graphs import batch_sizes, sharing_sizes
-from executor.decoder import Decoder
 from executor.loaded_model import LoadedModel
+from executor.memory.arena import BlockArena
 from executor.model_runner import ModelRunner
-from executor.samplers import Sampler, TorchSampler
+from executor.sampling.samplers import Sampler, TorchSampler
 from executor.tensor_parallel import Ranks
-from executor.torch_runner import TorchRunner
+from executor.torch_decoder.cuda_graphs import CudaGraphs
+from executor.torch_decoder.decode_graphs import batch_sizes, sharing_sizes
+from executor.torch_decoder.decoder import Decoder
+from executor.torch_decoder.torch_runner import TorchRunner
 from executor.weights import Parameters, Shard
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor.arena import BlockArena
 from executor.attention import AnyBackend, StepLayout
-from executor.cuda_graphs import GraphCapture
-from executor.decode_graphs import DecodeGraphs
-from executor.decoder import Decoder
+from executor.memory.arena import BlockArena
 from executor.model_runner import ModelRunner, Row
 from executor.progress import Progress
-from executor.step_input import step_input
+from executor.torch_decoder.cuda_graphs import GraphCapture
+from executor.torch_decoder.decode_graphs import DecodeGraphs
+from executor.torch_decoder.decoder import Decoder
+from executor.torch_decoder.step_input import step_input
 
 
 class TorchRunner(ModelRunner):

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import torch
 
-from executor.candidates import CandidateLists
-from executor.out_of_memory import MemoryWarnings, is_out_of_memory, release_cached
-from executor.sampler import Drawn, Sampled
-from executor.samplers import Sampler
+from executor.memory.out_of_memory import MemoryWarnings, is_out_of_memory, release_cached
+from executor.sampling.candidates import CandidateLists
+from executor.sampling.sampler import Drawn, Sampled
+from executor.sampling.samplers import Sampler
 from executor.sequences import SequenceState
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from executor.model_runner import ModelRunner, Row
-from executor.samplers import Sampler
+from executor.sampling.samplers import Sampler
 from executor.sequences import SequenceState
 from executor.step import Penalties, SamplingParams
 

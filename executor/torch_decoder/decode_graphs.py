@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from executor.attention import AnyBackend, DecodePlan, StepLayout
-from executor.cuda_graphs import GraphCapture
-from executor.decoder import Decoder, DecoderInput
 from executor.model_runner import Row
 from executor.progress import Progress
-from executor.step_input import staged
+from executor.torch_decoder.cuda_graphs import GraphCapture
+from executor.torch_decoder.decoder import Decoder, DecoderInput
+from executor.torch_decoder.step_input import staged
 
 _SMALL_SIZES = (1, 2, 4)
 _LEAST_SHARING = 8

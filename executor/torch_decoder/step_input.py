@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.decoder import DecoderInput
 from executor.model_runner import Row
+from executor.torch_decoder.decoder import DecoderInput
 
 
 def step_input(rows: Sequence[Row], device: torch.device, *, every_token: bool = False) -> DecoderInput:

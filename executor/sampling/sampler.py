@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from executor.draw import Draw
-from executor.largest import mask_of_largest
-from executor.logits_processors import changes_logits, process_logits
-from executor.logprobs import chosen_logprobs
-from executor.random_stream import uniform
+from executor.sampling.draw import Draw
+from executor.sampling.largest import mask_of_largest
+from executor.sampling.logits_processors import changes_logits, process_logits
+from executor.sampling.logprobs import chosen_logprobs
+from executor.sampling.random_stream import uniform
 from executor.step import SamplingParams, TokenLogprobs
-from executor.transfers import index, to_device, to_host
+from executor.torch_decoder.transfers import index, to_device, to_host
 
 # How many of the most likely tokens are looked at first for top-p; the whole vocabulary is sorted only for
 # rows whose nucleus is larger.
@@ -24,7 +24,7 @@ _COLDEST = 1e-30
 
 
 class Sampled(NamedTuple):
-    """Tokens, and what is reported of them; see `executor.logprobs.chosen_logprobs`."""
+    """Tokens, and what is reported of them; see `executor.sampling.logprobs.chosen_logprobs`."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from executor.arena import BlockArena
-from executor.block_copier import BlockCopier, Pairs, make_copier
-from executor.host_arena import HostArena
+from executor.memory.arena import BlockArena
+from executor.memory.block_copier import BlockCopier, Pairs, make_copier
+from executor.memory.host_arena import HostArena
 from executor.timer import Mark, Span, Timer
 
 # Blocks pass through device memory on their way, through a few buffers in turns, each of so many bytes at most.

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from executor.candidates import CandidateLists, most_likely
-from executor.draw import Draw
-from executor.sampler import Drawn, sample
+from executor.sampling.candidates import CandidateLists, most_likely
+from executor.sampling.draw import Draw
+from executor.sampling.sampler import Drawn, sample
 from executor.sequences import SequenceState
 
 
@@ -21,7 +21,7 @@ class Sampler(Protocol):
     """
 
     def sample(self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Drawn:
-        """Chooses the next token of each sequence as `executor.sampler.sample` defines.
+        """Chooses the next token of each sequence as `executor.sampling.sampler.sample` defines.
 
         Args:
             logits: [rows, vocab] in float32.
@@ -31,7 +31,7 @@ class Sampler(Protocol):
     def candidates(
         self, logits: torch.Tensor, rows: Sequence[int], sequences: Sequence[SequenceState]
     ) -> CandidateLists:
-        """The most likely next tokens of each sequence as `executor.candidates.most_likely` defines."""
+        """The most likely next tokens of each sequence as `executor.sampling.candidates.most_likely` defines."""
 
 
 class TorchSampler:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from executor.arena import BlockArena
 from executor.attention.triton.availability import triton_obstacle
-from executor.transfers import index
+from executor.memory.arena import BlockArena
+from executor.torch_decoder.transfers import index
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -6,8 +6,8 @@ import weakref
 
 import torch
 
-from executor.arena import BlockArena
 from executor.errors import SettingsError
+from executor.memory.arena import BlockArena
 
 
 class HostArena:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from executor.memory.out_of_memory import MemoryWarnings, is_out_of_memory, release_cached
 from executor.model_runner import ModelRunner, Row
-from executor.out_of_memory import MemoryWarnings, is_out_of_memory, release_cached
 
 
 class SplitRunner(ModelRunner):

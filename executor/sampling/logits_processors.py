@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor.draw import Draw
+from executor.sampling.draw import Draw
 from executor.step import Penalties
-from executor.transfers import index, to_device
+from executor.torch_decoder.transfers import index, to_device
 
 Rows = list[tuple[int, Draw, Penalties]]
 

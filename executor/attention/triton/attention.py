@@ -13,7 +13,7 @@ from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.dtypes import TRITON_NAMES
 from executor.attention.triton.kernel_spec import KernelSpec
 from executor.attention.triton.kernels.attention import paged_attention
-from executor.attention.triton.tile_sizes import TileSizes, dot_precision, padded
+from executor.attention.triton.tile_sizes import MOST_REGISTERS, TileSizes, dot_precision, padded
 from executor.attention.triton.tiles import TILE_FIELDS
 
 
@@ -163,6 +163,7 @@ def attention_spec(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, p
         aligned=frozenset((*pointers, "block_stride", *(("query_stride",) if shape.head_dim % 16 == 0 else ()))),
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
+        max_registers=MOST_REGISTERS,
         made_for=90 if sizes.is_large else 80,
     )
 

@@ -20,6 +20,7 @@ class KernelSpec:
         aligned: arguments that are always multiples of 16, pointers in bytes.
         num_warps, num_stages: as Triton's options.
         fp_fusion: whether a product and a sum may become one instruction, which rounds once instead of twice.
+        max_registers: of a thread; None: as many as the assembler settles for, which may be too few.
         made_for: compute capability of the smallest GPU that it suits.
     """
 
@@ -31,6 +32,7 @@ class KernelSpec:
     num_warps: int
     num_stages: int
     fp_fusion: bool = True
+    max_registers: int | None = None
     made_for: int = 80
 
     @property
@@ -42,7 +44,12 @@ class KernelSpec:
     @property
     def options(self) -> dict[str, Any]:
         """Triton's options, for compiling and launching alike."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": self.fp_fusion}
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": self.fp_fusion,
+            "maxnreg": self.max_registers,
+        }
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
         """Runs it in the current stream, compiling it first where that is due.

@@ -14,7 +14,7 @@ from executor.attention.triton.dtypes import TRITON_NAMES
 from executor.attention.triton.kernel_spec import KernelSpec
 from executor.attention.triton.kernels.shared_prefix import shared_prefix_attention
 from executor.attention.triton.prefix_work import ITEM_FIELDS, TILE_ROWS
-from executor.attention.triton.tile_sizes import TileSizes, padded, shared_prefix_sizes
+from executor.attention.triton.tile_sizes import MOST_REGISTERS, TileSizes, padded, shared_prefix_sizes
 
 _KV_HEADS = 8
 _BF16 = (torch.bfloat16, torch.bfloat16)
@@ -115,6 +115,7 @@ def shared_prefix_spec(shape: AttentionShape, scores: ScoreForm) -> KernelSpec:
         aligned=frozenset((*pointers, "block_stride", *(("query_stride",) if shape.head_dim % 16 == 0 else ()))),
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
+        max_registers=MOST_REGISTERS,
     )
 
 

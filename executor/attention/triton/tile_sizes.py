@@ -14,6 +14,9 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 # The narrowest matrix that tensor cores multiply.
 _LEAST = 16
+MOST_REGISTERS = 255
+"""That a thread can have. Left alone, the assembler aims at 128 or 168 at times, and spills where 130 or 170 suffice."""
+
 # Keys that a decode takes in at once, and as many values: with two tiles under way, and two or three programs on a
 # multiprocessor, the memory is kept busy.
 _KEY_BYTES = 16 << 10

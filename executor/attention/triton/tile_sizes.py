@@ -15,7 +15,7 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 # The narrowest matrix that tensor cores multiply.
 _LEAST = 16
 MOST_REGISTERS = 255
-"""That a thread can have. Left alone, the assembler aims at 128 or 168 at times, and spills where 130 or 170 suffice."""
+"""That a thread can have. Left alone, the assembler at times aims at 128 or 168, and spills where some more suffice."""
 
 # Keys that a decode takes in at once, and as many values: with two tiles under way, and two or three programs on a
 # multiprocessor, the memory is kept busy.
@@ -93,14 +93,16 @@ def is_large_gpu(capability: tuple[int, int]) -> bool:
 
 
 def _sizes_of_float32(group: int, dim: int) -> TileSizes:
-    keys = min(64, _KEY_BYTES // (4 * dim))
-    return TileSizes(_even_part(group, _LEAST), _LEAST, keys, num_warps=4, num_stages=3, peels=False)
+    keys, num_warps = min(64, _KEY_BYTES // (4 * dim)), 4 if dim <= 128 else 8
+    return TileSizes(_even_part(group, _LEAST), _LEAST, keys, num_warps, num_stages=3, peels=False)
 
 
 def _decode_sizes(group: int, dim: int, kv_bytes: int) -> TileSizes:
     heads = _even_part(group, 64 if dim <= 128 else 32)
     rows = max(_LEAST, _power_of_two(heads))
-    keys = min(_KEY_BYTES // (dim * kv_bytes), 4096 // rows, 128 if dim <= 128 else 32)
+    # Converting from 8 bits takes registers.
+    most = 32 if dim > 128 else 64 if dim > 64 and kv_bytes == 1 else 128
+    keys = min(_KEY_BYTES // (dim * kv_bytes), 4096 // rows, most)
     return TileSizes(heads, rows, keys, num_warps=8 if rows > 32 else 4, num_stages=3, peels=False)
 
 

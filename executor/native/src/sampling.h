@@ -1,4 +1,4 @@
-// Choosing tokens from logits, as executor/sampling/sampler.py, logits_processors.py, logprobs.py and candidates.py define it.
+// Choosing tokens from logits, as `executor.sampling` defines it.
 #pragma once
 
 #include <cstddef>

@@ -13,6 +13,17 @@ MAX_CONTEXT = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
+class Decodes:
+    """So many decodes of sequences of so many tokens."""
+
+    batch: int
+    context: int
+
+    def num_blocks(self, block_size: int) -> int:
+        return self.batch * -(-self.context // block_size)
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A LLaMA's; the defaults are those of a small one."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from benchmarks.gpu.contiguous import decode_calls
 from benchmarks.gpu.lines import emit
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.results import within
-from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape
+from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Decodes, Shape
 from benchmarks.gpu.stopwatch import Call, milliseconds, ratio
 from executor.attention import AnyBackend, AttentionParams, StepLayout
 from executor.memory.arena import BlockArena
@@ -35,15 +34,6 @@ _SHARE = 0.4
 # From here on a batch is large, and its context long enough for the memory to be what counts.
 _LARGE_BATCH = 64
 _LONG_CONTEXT = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    batch: int
-    context: int
-
-    def num_blocks(self) -> int:
-        return self.batch * -(-self.context // _BLOCK_SIZE)
 
 
 def time_decode(
@@ -69,12 +59,14 @@ def _time_shape(
     dtype = torch.float32 if machine.tiny else torch.bfloat16
     token_bytes = shape.kv_bytes_per_token(dtype.itemsize)
     room = int(_SHARE * machine.free_bytes()) // (_BLOCK_SIZE * token_bytes)
-    cases = [_Case(2, 40)] if machine.tiny else [_Case(batch, context) for context in _CONTEXTS for batch in _BATCHES]
+    cases = (
+        [Decodes(2, 40)] if machine.tiny else [Decodes(batch, context) for context in _CONTEXTS for batch in _BATCHES]
+    )
     for case in cases:
-        if case.num_blocks() > room:
+        if case.num_blocks(_BLOCK_SIZE) > room:
             emit({"part": "decode", "shape": shape.name, **_named(case), "left_out": "not enough memory"})
-    cases = [case for case in cases if case.num_blocks() <= room]
-    sides = _Sides(machine, backend, shape, dtype, max(case.num_blocks() for case in cases))
+    cases = [case for case in cases if case.num_blocks(_BLOCK_SIZE) <= room]
+    sides = _Sides(machine, backend, shape, dtype, max(case.num_blocks(_BLOCK_SIZE) for case in cases))
     lines = []
     for case in within(seconds, f"decode {shape.name}", cases):
         floor = case.batch * case.context * token_bytes / bandwidth
@@ -98,11 +90,11 @@ class _Sides:
         self._cache = backend.layer_caches(self._arena)[0]
         self._contiguous = torch.empty_like(self._arena.data).view(2, -1).normal_()
 
-    def measure(self, case: _Case) -> dict[str, list[float]]:
+    def measure(self, case: Decodes) -> dict[str, list[float]]:
         """Seconds of each round, by side; of torch's kernels, the fastest one's."""
         shape, watch = self._shape, self._machine.stopwatch
         queries = torch.randn(case.batch, shape.heads, shape.head_dim, dtype=self._dtype, device=self._machine.device)
-        blocks = np.arange(case.num_blocks(), dtype=np.int64)
+        blocks = np.arange(case.num_blocks(_BLOCK_SIZE), dtype=np.int64)
         calls = {
             "paged": self._paged(case, queries, np.random.default_rng().permutation(self._arena.num_blocks)[blocks]),
             "in_order": self._paged(case, queries, blocks),
@@ -115,14 +107,14 @@ class _Sides:
         fastest = min(torch_sides, key=lambda side: statistics.median(seconds[side]))
         return {side: times for side, times in seconds.items() if side not in torch_sides or side == fastest}
 
-    def _paged(self, case: _Case, queries: torch.Tensor, blocks: np.ndarray[Any, np.dtype[np.int64]]) -> Call:
+    def _paged(self, case: Decodes, queries: torch.Tensor, blocks: np.ndarray[Any, np.dtype[np.int64]]) -> Call:
         tables = np.split(blocks, case.batch)
         layout = StepLayout([1] * case.batch, [case.context] * case.batch, tables, _BLOCK_SIZE)
         plan = self._backend.plan(layout, self._machine.device)
         params = AttentionParams(self._shape.head_dim**-0.5)
         return lambda: plan.attend(self._cache, queries, params)
 
-    def _torch(self, case: _Case, queries: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    def _torch(self, case: Decodes, queries: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
         size = (case.batch, self._shape.kv_heads, case.context, self._shape.head_dim)
         keys, values = (part[: math.prod(size)].view(size) for part in self._contiguous)
         return decode_calls(queries[:, :, None], keys, values)
@@ -155,5 +147,5 @@ def _come_to(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _named(case: _Case) -> dict[str, int]:
+def _named(case: Decodes) -> dict[str, int]:
     return {"batch": case.batch, "context": case.context}

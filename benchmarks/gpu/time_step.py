@@ -10,7 +10,6 @@ import statistics
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from benchmarks.gpu.lines import emit
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.random_model import load_random_model, weight_bytes
 from benchmarks.gpu.results import within
-from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape
+from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Decodes, Shape
 from executor.loaded_model import LoadedModel
 from executor.model_runner import ModelRunner, Row
 from executor.progress import tell_nobody
@@ -33,15 +32,6 @@ _STEPS = 20
 _ROUNDS = 3
 # Of what is free beside the weights.
 _SHARE = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    batch: int
-    context: int
-
-    def num_blocks(self) -> int:
-        return self.batch * -(-self.context // _BLOCK_SIZE)
 
 
 def time_step(machine: Machine, bandwidth: float, seconds: float) -> dict[str, Any]:
@@ -62,8 +52,8 @@ def _time_shape(machine: Machine, shape: Shape, bandwidth: float, seconds: float
         return _left_out(shape)
     model = load_random_model(machine, shape, _BLOCK_SIZE, dtype)
     room = int(_SHARE * machine.free_bytes()) // model.layout.bytes_per_block
-    cases = [_Case(2, 20)] if machine.tiny else [_Case(batch, _CONTEXT) for batch in _BATCHES]
-    fitting = [case for case in cases if case.num_blocks() <= room]
+    cases = [Decodes(2, 20)] if machine.tiny else [Decodes(batch, _CONTEXT) for batch in _BATCHES]
+    fitting = [case for case in cases if case.num_blocks(_BLOCK_SIZE) <= room]
     for case in (case for case in cases if case not in fitting):
         _left_out(shape, batch=case.batch, context=case.context)
     if not fitting:
@@ -86,9 +76,9 @@ def _time_shape(machine: Machine, shape: Shape, bandwidth: float, seconds: float
     return {f"best_bandwidth_share_{side}": round(share, 3) for side, share in shares.items()}
 
 
-def _runners(machine: Machine, model: LoadedModel, cases: Sequence[_Case]) -> dict[str, ModelRunner]:
+def _runners(machine: Machine, model: LoadedModel, cases: Sequence[Decodes]) -> dict[str, ModelRunner]:
     """Over one arena that holds each case; one of them with steps that are recorded, where there is a GPU."""
-    arena = model.arena(max(case.num_blocks() for case in cases))
+    arena = model.arena(max(case.num_blocks(_BLOCK_SIZE) for case in cases))
     arena.data.zero_()
     if machine.tiny:
         return {"eager": model.runner(arena)}
@@ -104,7 +94,7 @@ def _left_out(shape: Shape, **case: int) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def _seconds_a_step(machine: Machine, runners: Mapping[str, ModelRunner], case: _Case) -> dict[str, float]:
+def _seconds_a_step(machine: Machine, runners: Mapping[str, ModelRunner], case: Decodes) -> dict[str, float]:
     """The host's time for each of many steps in a row, the last one's work done; the median of some rounds."""
     rows = _rows(case)
     count, rounds = machine.rounds(_STEPS), machine.rounds(_ROUNDS)
@@ -121,9 +111,9 @@ def _seconds_a_step(machine: Machine, runners: Mapping[str, ModelRunner], case: 
     return {side: statistics.median(each) for side, each in times.items()}
 
 
-def _rows(case: _Case) -> list[Row]:
+def _rows(case: Decodes) -> list[Row]:
     """Decodes whose contexts are taken as computed."""
-    blocks = torch.randperm(case.num_blocks()).view(case.batch, -1).tolist()
+    blocks = torch.randperm(case.num_blocks(_BLOCK_SIZE)).view(case.batch, -1).tolist()
     return [
         Row(
             SequenceState(

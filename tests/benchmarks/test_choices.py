@@ -37,7 +37,7 @@ def logits() -> "torch.Tensor":
 def chosen_by_executor(logits: "torch.Tensor", sampling: dict[str, float], seed: int) -> list[int]:
     params = SamplingParams(**{"temperature": 1.0, **sampling}, seed=seed)  # type: ignore[arg-type]
     draws = [Draw(position, params, 0, position) for position in range(len(logits))]
-    return sample(logits.clone(), draws)[0]
+    return sample(logits.clone(), draws).finish().token_ids
 
 
 def uniforms(seed: int) -> list[float]:
@@ -124,7 +124,7 @@ def test_penalties_are_what_the_executor_makes_of_them(logits: "torch.Tensor", c
             ),
         )
         draw = Draw(0, params, 0, len(output), [*prompt, *output])
-        output += sample(row[None].clone(), [draw])[0]
+        output += sample(row[None].clone(), [draw]).finish().token_ids
     assert changes_rows(sampling)
     assert all(allowed(processed(logits[:60], prompt, output, sampling, stops), output, sampling, None))
     assert not all(allowed(logits[:60], output, sampling, None))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -118,16 +120,50 @@ def is_interpreted() -> bool:
 @functools.cache
 def attention_spec(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, partial: bool) -> KernelSpec:
     """The kernel's form; a partial one writes the results of splits."""
+    flags = (("peeled", sizes.peels), ("large", sizes.is_large), ("partial", partial))
+    return attending_spec(
+        " ".join(("attention", *(name for name, is_set in flags if is_set))),
+        paged_attention,
+        shape,
+        sizes,
+        scores,
+        tables={"block_ids": "*i32", "tiles": "*i32"},
+        results={"output": "*fp32" if partial else f"*{TRITON_NAMES[shape.dtype]}", "log_sums": "*fp32"},
+        constants={
+            "TILE_FIELDS": TILE_FIELDS,
+            "PEELED": sizes.peels and not scores.windowed,
+            "PARTIAL": partial,
+        },
+        made_for=90 if sizes.is_large else 80,
+    )
+
+
+def attending_spec(
+    title: str,
+    kernel: Any,
+    shape: AttentionShape,
+    sizes: TileSizes,
+    scores: ScoreForm,
+    *,
+    tables: Mapping[str, str],
+    results: Mapping[str, str],
+    constants: Mapping[str, Any],
+    made_for: int = 80,
+) -> KernelSpec:
+    """A form of a kernel that takes queries, a layer's keys and values, tables, ALiBi's slopes, and places for results.
+
+    Args:
+        tables, results: the kernel's own arguments, as of `KernelSpec.signature`.
+        constants: beside those that all such kernels have.
+    """
     dtype, kv_dtype = TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype]
     pointers = {
         "queries": f"*{dtype}",
         "keys": f"*{kv_dtype}",
         "values": f"*{kv_dtype}",
-        "block_ids": "*i32",
-        "tiles": "*i32",
+        **tables,
         "slopes": "*fp32",
-        "output": "*fp32" if partial else f"*{dtype}",
-        "log_sums": "*fp32",
+        **results,
     }
     numbers = {
         "block_stride": "i64",
@@ -138,11 +174,11 @@ def attention_spec(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, p
         "window": "i32",
     }
     return KernelSpec(
-        name=_name(shape, sizes, scores, partial),
-        kernel=paged_attention,
+        name=f"{title} {_name(shape, sizes, scores)}",
+        kernel=kernel,
         signature=pointers | numbers,
         constants={
-            "TILE_FIELDS": TILE_FIELDS,
+            **constants,
             "KV_HEADS": shape.kv_heads,
             "GROUP": shape.group,
             "HEADS": sizes.heads,
@@ -151,8 +187,6 @@ def attention_spec(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, p
             "BLOCK_SIZE": shape.block_size,
             "BLOCK_M": sizes.rows,
             "BLOCK_N": sizes.keys,
-            "PEELED": sizes.peels and not scores.windowed,
-            "PARTIAL": partial,
             "WINDOWED": scores.windowed,
             "CAPPED": scores.capped,
             "BIASED": scores.biased,
@@ -164,19 +198,17 @@ def attention_spec(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, p
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
         max_registers=MOST_REGISTERS,
-        made_for=90 if sizes.is_large else 80,
+        made_for=made_for,
     )
 
 
-def _name(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm, partial: bool) -> str:
+def _name(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm) -> str:
     types = "/".join(dict.fromkeys((TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype])))
-    flags = (("partial", partial), ("window", scores.windowed), ("cap", scores.capped), ("alibi", scores.biased))
+    flags = (("window", scores.windowed), ("cap", scores.capped), ("alibi", scores.biased))
     return " ".join(
         (
-            f"attention {types} h{shape.kv_heads} g{shape.group} d{shape.head_dim} b{shape.block_size}",
+            f"{types} h{shape.kv_heads} g{shape.group} d{shape.head_dim} b{shape.block_size}",
             f"{sizes.rows}x{sizes.keys}",
-            *(["peeled"] if sizes.peels else []),
-            *(["large"] if sizes.is_large else []),
             *(name for name, is_set in flags if is_set),
         )
     )

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from executor.attention.interface import AttentionParams
-from executor.attention.triton.attention import AttentionShape, ScoreForm, is_interpreted
+from executor.attention.triton.attention import AttentionShape, ScoreForm, attending_spec
 from executor.attention.triton.block_cache import BlockCache
-from executor.attention.triton.dtypes import TRITON_NAMES
 from executor.attention.triton.kernel_spec import KernelSpec
 from executor.attention.triton.kernels.shared_prefix import shared_prefix_attention
 from executor.attention.triton.prefix_work import ITEM_FIELDS, TILE_ROWS
-from executor.attention.triton.tile_sizes import MOST_REGISTERS, TileSizes, padded, shared_prefix_sizes
+from executor.attention.triton.tile_sizes import shared_prefix_sizes
 
 _KV_HEADS = 8
 _BF16 = (torch.bfloat16, torch.bfloat16)
@@ -71,51 +70,15 @@ def shared_prefix_spec(shape: AttentionShape, scores: ScoreForm) -> KernelSpec:
     """The kernel's form."""
     sizes = shared_prefix_sizes(shape.group, shape.head_dim, shape.kv_dtype)
     assert sizes, f"there is no such form for {shape}"
-    dtype, kv_dtype = TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype]
-    pointers = {
-        "queries": f"*{dtype}",
-        "keys": f"*{kv_dtype}",
-        "values": f"*{kv_dtype}",
-        "block_ids": "*i32",
-        "items": "*i32",
-        "slopes": "*fp32",
-        "parts": "*fp32",
-        "log_sums": "*fp32",
-    }
-    numbers = {
-        "block_stride": "i64",
-        "query_stride": "i64",
-        "num_results": "i32",
-        "scale": "fp32",
-        "soft_cap": "fp32",
-        "window": "i32",
-    }
-    return KernelSpec(
-        name=_name(shape, sizes, scores),
-        kernel=shared_prefix_attention,
-        signature=pointers | numbers,
-        constants={
-            "ITEM_FIELDS": ITEM_FIELDS,
-            "TILE_ROWS": TILE_ROWS,
-            "KV_HEADS": shape.kv_heads,
-            "GROUP": shape.group,
-            "HEADS": sizes.heads,
-            "HEAD_DIM": shape.head_dim,
-            "PADDED_DIM": padded(shape.head_dim),
-            "BLOCK_SIZE": shape.block_size,
-            "BLOCK_M": sizes.rows,
-            "BLOCK_N": sizes.keys,
-            "WINDOWED": scores.windowed,
-            "CAPPED": scores.capped,
-            "BIASED": scores.biased,
-            "PRECISION": "tf32x3" if shape.kv_dtype == torch.float32 else "tf32",
-            # The interpreter's products of bfloat16 are wrong.
-            "WIDENED": shape.dtype == torch.bfloat16 and is_interpreted(),
-        },
-        aligned=frozenset((*pointers, "block_stride", *(("query_stride",) if shape.head_dim % 16 == 0 else ()))),
-        num_warps=sizes.num_warps,
-        num_stages=sizes.num_stages,
-        max_registers=MOST_REGISTERS,
+    return attending_spec(
+        "shared prefix",
+        shared_prefix_attention,
+        shape,
+        sizes,
+        scores,
+        tables={"block_ids": "*i32", "items": "*i32"},
+        results={"parts": "*fp32", "log_sums": "*fp32"},
+        constants={"ITEM_FIELDS": ITEM_FIELDS, "TILE_ROWS": TILE_ROWS},
     )
 
 
@@ -151,15 +114,3 @@ def _known_forms() -> Iterator[tuple[AttentionShape, ScoreForm]]:
         ((torch.float32, torch.float8_e4m3fn), 4, 128, 16, plain),
     ):
         yield AttentionShape(*types, _KV_HEADS, group, head_dim, block_size), scores
-
-
-def _name(shape: AttentionShape, sizes: TileSizes, scores: ScoreForm) -> str:
-    types = "/".join(dict.fromkeys((TRITON_NAMES[shape.dtype], TRITON_NAMES[shape.kv_dtype])))
-    flags = (("window", scores.windowed), ("cap", scores.capped), ("alibi", scores.biased))
-    return " ".join(
-        (
-            f"shared prefix {types} h{shape.kv_heads} g{shape.group} d{shape.head_dim} b{shape.block_size}",
-            f"{sizes.rows}x{sizes.keys}",
-            *(name for name, is_set in flags if is_set),
-        )
-    )

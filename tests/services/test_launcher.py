@@ -301,6 +301,7 @@ def test_children_get_the_settings_that_they_know(tmp_path: Path) -> None:
     assert executor[executor.index("executor") + 1 :] == [
         "--model=/models/x",
         "--kv-memory=1GiB",
+        "--max-sequences=8",
         "--host=::1",
         "--port=3",
     ]

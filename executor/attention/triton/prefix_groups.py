@@ -28,6 +28,9 @@ class PrefixGroup:
 def prefix_groups(block_ids: Ids, table_starts: Ids, full_blocks: Ids, gain: Gain) -> list[PrefixGroup]:
     """The disjoint groups of rows that together gain the most; none whose gain isn't positive.
 
+    A group has all rows that begin with its blocks: what some of a template's rows share more of does not leave the
+    others to be a group of their own.
+
     Rows may share a few blocks with many rows and more blocks with a few: a prompt's template and one of several
     system prompts after it. Sorted by their tables, the rows that share any number of blocks are neighbours, and the
     numbers that neighbours share are a tree of nested groups (the longest-common-prefix intervals of a suffix array,

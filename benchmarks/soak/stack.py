@@ -13,7 +13,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.soak.prompts import NAMESPACE
-from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
+from octavo.v1 import common_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 
 MODEL = "smollm2"
 _READY = re.compile(r"Octavo serves \S+ on (\S+)")
@@ -205,8 +205,8 @@ def check_idle(memory: kvmanager_pb2.GetMemoryMapResponse, num_executors: int) -
     )
     problems += _check_pool(totals, "all executors")
     for executor in memory.executors:
-        device = [block for block in executor.blocks if block.tier == kvmanager_pb2.TIER_DEVICE]
-        host = [block for block in executor.blocks if block.tier == kvmanager_pb2.TIER_HOST]
+        device = [block for block in executor.blocks if block.tier == common_pb2.TIER_DEVICE]
+        host = [block for block in executor.blocks if block.tier == common_pb2.TIER_HOST]
         for tier, pool, blocks in (("device", executor.device, device), ("host", executor.host, host)):
             where = f"{executor.executor}, {tier}"
             problems += _check_pool(pool, where) + _check_blocks(pool, blocks, where)

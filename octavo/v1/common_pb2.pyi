@@ -28,6 +28,12 @@ class PrefixMatchEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREFIX_MATCH_END_OTHER_SCOPE: _ClassVar[PrefixMatchEnd]
     PREFIX_MATCH_END_PARTIAL_BLOCK: _ClassVar[PrefixMatchEnd]
     PREFIX_MATCH_END_LAST_TOKEN: _ClassVar[PrefixMatchEnd]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_DEVICE: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_HEURISTIC: EarlyStopping
 EARLY_STOPPING_FIRST: EarlyStopping
@@ -41,6 +47,9 @@ PREFIX_MATCH_END_EVICTED: PrefixMatchEnd
 PREFIX_MATCH_END_OTHER_SCOPE: PrefixMatchEnd
 PREFIX_MATCH_END_PARTIAL_BLOCK: PrefixMatchEnd
 PREFIX_MATCH_END_LAST_TOKEN: PrefixMatchEnd
+TIER_UNSPECIFIED: Tier
+TIER_DEVICE: Tier
+TIER_HOST: Tier
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "seed", "logprobs", "ignore_eos", "min_tokens", "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "best_of", "beam_width", "length_penalty", "early_stopping")

@@ -52,6 +52,38 @@ class Speeds(_message.Message):
     copy_blocks_per_s: float
     def __init__(self, prefill_tokens_per_s: _Optional[float] = ..., swap_out_blocks_per_s: _Optional[float] = ..., swap_in_blocks_per_s: _Optional[float] = ..., copy_blocks_per_s: _Optional[float] = ...) -> None: ...
 
+class DescribeBlocksRequest(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class DescribeBlocksResponse(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[StoredBlock]
+    def __init__(self, blocks: _Optional[_Iterable[_Union[StoredBlock, _Mapping]]] = ...) -> None: ...
+
+class StoredBlock(_message.Message):
+    __slots__ = ("block_id", "tier", "identity", "parent_identity", "token_ids", "salt", "owner", "narrowness")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    NARROWNESS_FIELD_NUMBER: _ClassVar[int]
+    block_id: int
+    tier: _common_pb2.Tier
+    identity: bytes
+    parent_identity: bytes
+    token_ids: bytes
+    salt: bytes
+    owner: str
+    narrowness: int
+    def __init__(self, block_id: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., identity: _Optional[bytes] = ..., parent_identity: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., owner: _Optional[str] = ..., narrowness: _Optional[int] = ...) -> None: ...
+
 class ExecuteRequest(_message.Message):
     __slots__ = ("batch",)
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -65,7 +97,7 @@ class ExecuteResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[StepResult, _Mapping]] = ...) -> None: ...
 
 class StepBatch(_message.Message):
-    __slots__ = ("epoch", "step", "forget", "new_sequences", "table_edits", "block_copies", "row_sequence_ids", "row_num_tokens", "forks", "traces", "branches", "chosen_tokens", "swaps_out", "swaps_in")
+    __slots__ = ("epoch", "step", "forget", "new_sequences", "table_edits", "block_copies", "row_sequence_ids", "row_num_tokens", "forks", "traces", "branches", "chosen_tokens", "swaps_out", "swaps_in", "removed_blocks", "stored_blocks")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +112,8 @@ class StepBatch(_message.Message):
     CHOSEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SWAPS_OUT_FIELD_NUMBER: _ClassVar[int]
     SWAPS_IN_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     forget: bytes
@@ -94,7 +128,9 @@ class StepBatch(_message.Message):
     chosen_tokens: bytes
     swaps_out: bytes
     swaps_in: bytes
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., forget: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., table_edits: _Optional[bytes] = ..., block_copies: _Optional[bytes] = ..., row_sequence_ids: _Optional[bytes] = ..., row_num_tokens: _Optional[bytes] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ..., branches: _Optional[bytes] = ..., chosen_tokens: _Optional[bytes] = ..., swaps_out: _Optional[bytes] = ..., swaps_in: _Optional[bytes] = ...) -> None: ...
+    removed_blocks: bytes
+    stored_blocks: _containers.RepeatedCompositeFieldContainer[StoredBlock]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., forget: _Optional[bytes] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., table_edits: _Optional[bytes] = ..., block_copies: _Optional[bytes] = ..., row_sequence_ids: _Optional[bytes] = ..., row_num_tokens: _Optional[bytes] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ..., branches: _Optional[bytes] = ..., chosen_tokens: _Optional[bytes] = ..., swaps_out: _Optional[bytes] = ..., swaps_in: _Optional[bytes] = ..., removed_blocks: _Optional[bytes] = ..., stored_blocks: _Optional[_Iterable[_Union[StoredBlock, _Mapping]]] = ...) -> None: ...
 
 class NewSequence(_message.Message):
     __slots__ = ("sequence_id", "token_ids", "prompt_length", "num_computed", "block_table", "sampling", "sample_index", "num_candidates", "ranked")

@@ -45,6 +45,11 @@ class ExecutorServiceStub:
                 request_serializer=octavo_dot_v1_dot_executor__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_executor__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.DescribeBlocks = channel.unary_stream(
+                '/octavo.v1.ExecutorService/DescribeBlocks',
+                request_serializer=octavo_dot_v1_dot_executor__pb2.DescribeBlocksRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_executor__pb2.DescribeBlocksResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -69,6 +74,17 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeBlocks(self, request, context):
+        """Takes the epoch on, which ends whatever streams of lower ones there are and drops every sequence, waits for the steps
+        under way, and then tells what the blocks hold, in the order in which it was stored. So whoever leads from here on
+        can give out what was computed for others before.
+
+        FAILED_PRECONDITION: an epoch that is not above all before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -81,6 +97,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=octavo_dot_v1_dot_executor__pb2.ExecuteRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_executor__pb2.ExecuteResponse.SerializeToString,
+            ),
+            'DescribeBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.DescribeBlocks,
+                    request_deserializer=octavo_dot_v1_dot_executor__pb2.DescribeBlocksRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_executor__pb2.DescribeBlocksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +159,33 @@ class ExecutorService:
             '/octavo.v1.ExecutorService/Execute',
             octavo_dot_v1_dot_executor__pb2.ExecuteRequest.SerializeToString,
             octavo_dot_v1_dot_executor__pb2.ExecuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.ExecutorService/DescribeBlocks',
+            octavo_dot_v1_dot_executor__pb2.DescribeBlocksRequest.SerializeToString,
+            octavo_dot_v1_dot_executor__pb2.DescribeBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

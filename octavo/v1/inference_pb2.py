@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from octavo.v1 import common_pb2 as octavo_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19octavo/v1/inference.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16octavo/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"6\n\nChatPrompt\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\xa1\x01\n\nCacheScope\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x17.octavo.v1.RequestScopeH\x00\x12\"\n\x03\x61pp\x18\x02 \x01(\x0b\x32\x13.octavo.v1.AppScopeH\x00\x12(\n\x06tenant\x18\x03 \x01(\x0b\x32\x16.octavo.v1.TenantScopeH\x00\x12\x10\n\x06shared\x18\x04 \x01(\tH\x00\x42\x07\n\x05scope\"\x0e\n\x0cRequestScope\"\n\n\x08\x41ppScope\"\r\n\x0bTenantScope\"\xa5\x01\n\x07Segment\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x07message\x18\x02 \x01(\x0b\x32\x16.octavo.v1.ChatMessageH\x00\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x16.octavo.v1.TokenPromptH\x00\x12*\n\x0b\x63\x61\x63he_scope\x18\x04 \x01(\x0b\x32\x15.octavo.v1.CacheScopeB\t\n\x07\x63ontent\"7\n\x0fSegmentedPrompt\x12$\n\x08segments\x18\x01 \x03(\x0b\x32\x12.octavo.v1.Segment\"\xa5\x01\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x15.octavo.v1.ChatPromptH\x00\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x16.octavo.v1.TokenPromptH\x00\x12/\n\tsegmented\x18\x04 \x01(\x0b\x32\x1a.octavo.v1.SegmentedPromptH\x00\x42\t\n\x07\x63ontent\"\xbd\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prompt\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12*\n\x0b\x63\x61\x63he_scope\x18\x08 \x01(\x0b\x32\x15.octavo.v1.CacheScope\x12\x17\n\x0freport_progress\x18\t \x01(\x08\x12\x34\n\x11response_interval\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\"A\n\x0fPrefillProgress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x05\"\xba\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\x05\x12\x10\n\x08position\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x0c\n\x04text\x18\x05 \x01(\t\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12.\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x08 \x01(\x0b\x32\x10.octavo.v1.Usage\x12\x12\n\x05score\x18\t \x01(\x01H\x00\x88\x01\x01\x12,\n\x08progress\x18\n \x01(\x0b\x32\x1a.octavo.v1.PrefillProgressB\x08\n\x06_score\"\xc4\x01\n\x10PinPrefixRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prompt\x12*\n\x0b\x63\x61\x63he_scope\x18\x03 \x01(\x0b\x32\x15.octavo.v1.CacheScope\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"Q\n\x11PinPrefixResponse\x12\x1b\n\x03pin\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Pin\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Usage\"\x83\x01\n\x03Pin\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\x15\n\rpinned_tokens\x18\x02 \x01(\x05\x12\x15\n\rpinned_blocks\x18\x03 \x01(\x05\x12,\n\tremaining\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08resident\x18\x05 \x01(\x08\"$\n\x12UnpinPrefixRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\"\x15\n\x13UnpinPrefixResponse\"\x11\n\x0fListPinsRequest\"0\n\x10ListPinsResponse\x12\x1c\n\x04pins\x18\x01 \x03(\x0b\x32\x0e.octavo.v1.Pin\"C\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Model\"h\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x12\n\nvocab_size\x18\x03 \x01(\x05\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\x12\n\nnum_blocks\x18\x05 \x01(\x05\x32\xc5\x03\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.octavo.v1.TokenizeRequest\x1a\x1b.octavo.v1.TokenizeResponse\x12I\n\nListModels\x12\x1c.octavo.v1.ListModelsRequest\x1a\x1d.octavo.v1.ListModelsResponse\x12\x46\n\tPinPrefix\x12\x1b.octavo.v1.PinPrefixRequest\x1a\x1c.octavo.v1.PinPrefixResponse\x12L\n\x0bUnpinPrefix\x12\x1d.octavo.v1.UnpinPrefixRequest\x1a\x1e.octavo.v1.UnpinPrefixResponse\x12\x43\n\x08ListPins\x12\x1a.octavo.v1.ListPinsRequest\x1a\x1b.octavo.v1.ListPinsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19octavo/v1/inference.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16octavo/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"6\n\nChatPrompt\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\xa1\x01\n\nCacheScope\x12*\n\x07request\x18\x01 \x01(\x0b\x32\x17.octavo.v1.RequestScopeH\x00\x12\"\n\x03\x61pp\x18\x02 \x01(\x0b\x32\x13.octavo.v1.AppScopeH\x00\x12(\n\x06tenant\x18\x03 \x01(\x0b\x32\x16.octavo.v1.TenantScopeH\x00\x12\x10\n\x06shared\x18\x04 \x01(\tH\x00\x42\x07\n\x05scope\"\x0e\n\x0cRequestScope\"\n\n\x08\x41ppScope\"\r\n\x0bTenantScope\"\xa5\x01\n\x07Segment\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x07message\x18\x02 \x01(\x0b\x32\x16.octavo.v1.ChatMessageH\x00\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x16.octavo.v1.TokenPromptH\x00\x12*\n\x0b\x63\x61\x63he_scope\x18\x04 \x01(\x0b\x32\x15.octavo.v1.CacheScopeB\t\n\x07\x63ontent\"7\n\x0fSegmentedPrompt\x12$\n\x08segments\x18\x01 \x03(\x0b\x32\x12.octavo.v1.Segment\"\xa5\x01\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x15.octavo.v1.ChatPromptH\x00\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x16.octavo.v1.TokenPromptH\x00\x12/\n\tsegmented\x18\x04 \x01(\x0b\x32\x1a.octavo.v1.SegmentedPromptH\x00\x42\t\n\x07\x63ontent\"\xbd\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prompt\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12*\n\x0b\x63\x61\x63he_scope\x18\x08 \x01(\x0b\x32\x15.octavo.v1.CacheScope\x12\x17\n\x0freport_progress\x18\t \x01(\x08\x12\x34\n\x11response_interval\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nfrom_token\x18\x02 \x03(\x05\"A\n\x0fPrefillProgress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x05\"\xba\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\x05\x12\x10\n\x08position\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x0c\n\x04text\x18\x05 \x01(\t\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12.\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x05usage\x18\x08 \x01(\x0b\x32\x10.octavo.v1.Usage\x12\x12\n\x05score\x18\t \x01(\x01H\x00\x88\x01\x01\x12,\n\x08progress\x18\n \x01(\x0b\x32\x1a.octavo.v1.PrefillProgressB\x08\n\x06_score\"?\n\x0eResumeResponse\x12-\n\x08response\x18\x01 \x01(\x0b\x32\x1b.octavo.v1.GenerateResponse\"\xc4\x01\n\x10PinPrefixRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prompt\x12*\n\x0b\x63\x61\x63he_scope\x18\x03 \x01(\x0b\x32\x15.octavo.v1.CacheScope\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"Q\n\x11PinPrefixResponse\x12\x1b\n\x03pin\x18\x01 \x01(\x0b\x32\x0e.octavo.v1.Pin\x12\x1f\n\x05usage\x18\x02 \x01(\x0b\x32\x10.octavo.v1.Usage\"\x83\x01\n\x03Pin\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\x15\n\rpinned_tokens\x18\x02 \x01(\x05\x12\x15\n\rpinned_blocks\x18\x03 \x01(\x05\x12,\n\tremaining\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08resident\x18\x05 \x01(\x08\"$\n\x12UnpinPrefixRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\"\x15\n\x13UnpinPrefixResponse\"\x11\n\x0fListPinsRequest\"0\n\x10ListPinsResponse\x12\x1c\n\x04pins\x18\x01 \x03(\x0b\x32\x0e.octavo.v1.Pin\"C\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\"\x13\n\x11ListModelsRequest\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Model\"h\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x12\n\nvocab_size\x18\x03 \x01(\x05\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\x12\n\nnum_blocks\x18\x05 \x01(\x05\x32\x86\x04\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12?\n\x06Resume\x12\x18.octavo.v1.ResumeRequest\x1a\x19.octavo.v1.ResumeResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.octavo.v1.TokenizeRequest\x1a\x1b.octavo.v1.TokenizeResponse\x12I\n\nListModels\x12\x1c.octavo.v1.ListModelsRequest\x1a\x1d.octavo.v1.ListModelsResponse\x12\x46\n\tPinPrefix\x12\x1b.octavo.v1.PinPrefixRequest\x1a\x1c.octavo.v1.PinPrefixResponse\x12L\n\x0bUnpinPrefix\x12\x1d.octavo.v1.UnpinPrefixRequest\x1a\x1e.octavo.v1.UnpinPrefixResponse\x12\x43\n\x08ListPins\x12\x1a.octavo.v1.ListPinsRequest\x1a\x1b.octavo.v1.ListPinsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,34 +55,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROMPT']._serialized_end=830
   _globals['_GENERATEREQUEST']._serialized_start=833
   _globals['_GENERATEREQUEST']._serialized_end=1150
-  _globals['_PREFILLPROGRESS']._serialized_start=1152
-  _globals['_PREFILLPROGRESS']._serialized_end=1217
-  _globals['_GENERATERESPONSE']._serialized_start=1220
-  _globals['_GENERATERESPONSE']._serialized_end=1534
-  _globals['_PINPREFIXREQUEST']._serialized_start=1537
-  _globals['_PINPREFIXREQUEST']._serialized_end=1733
-  _globals['_PINPREFIXRESPONSE']._serialized_start=1735
-  _globals['_PINPREFIXRESPONSE']._serialized_end=1816
-  _globals['_PIN']._serialized_start=1819
-  _globals['_PIN']._serialized_end=1950
-  _globals['_UNPINPREFIXREQUEST']._serialized_start=1952
-  _globals['_UNPINPREFIXREQUEST']._serialized_end=1988
-  _globals['_UNPINPREFIXRESPONSE']._serialized_start=1990
-  _globals['_UNPINPREFIXRESPONSE']._serialized_end=2011
-  _globals['_LISTPINSREQUEST']._serialized_start=2013
-  _globals['_LISTPINSREQUEST']._serialized_end=2030
-  _globals['_LISTPINSRESPONSE']._serialized_start=2032
-  _globals['_LISTPINSRESPONSE']._serialized_end=2080
-  _globals['_TOKENIZEREQUEST']._serialized_start=2082
-  _globals['_TOKENIZEREQUEST']._serialized_end=2149
-  _globals['_TOKENIZERESPONSE']._serialized_start=2151
-  _globals['_TOKENIZERESPONSE']._serialized_end=2211
-  _globals['_LISTMODELSREQUEST']._serialized_start=2213
-  _globals['_LISTMODELSREQUEST']._serialized_end=2232
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2234
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2288
-  _globals['_MODEL']._serialized_start=2290
-  _globals['_MODEL']._serialized_end=2394
-  _globals['_GENERATIONSERVICE']._serialized_start=2397
-  _globals['_GENERATIONSERVICE']._serialized_end=2850
+  _globals['_RESUMEREQUEST']._serialized_start=1152
+  _globals['_RESUMEREQUEST']._serialized_end=1207
+  _globals['_PREFILLPROGRESS']._serialized_start=1209
+  _globals['_PREFILLPROGRESS']._serialized_end=1274
+  _globals['_GENERATERESPONSE']._serialized_start=1277
+  _globals['_GENERATERESPONSE']._serialized_end=1591
+  _globals['_RESUMERESPONSE']._serialized_start=1593
+  _globals['_RESUMERESPONSE']._serialized_end=1656
+  _globals['_PINPREFIXREQUEST']._serialized_start=1659
+  _globals['_PINPREFIXREQUEST']._serialized_end=1855
+  _globals['_PINPREFIXRESPONSE']._serialized_start=1857
+  _globals['_PINPREFIXRESPONSE']._serialized_end=1938
+  _globals['_PIN']._serialized_start=1941
+  _globals['_PIN']._serialized_end=2072
+  _globals['_UNPINPREFIXREQUEST']._serialized_start=2074
+  _globals['_UNPINPREFIXREQUEST']._serialized_end=2110
+  _globals['_UNPINPREFIXRESPONSE']._serialized_start=2112
+  _globals['_UNPINPREFIXRESPONSE']._serialized_end=2133
+  _globals['_LISTPINSREQUEST']._serialized_start=2135
+  _globals['_LISTPINSREQUEST']._serialized_end=2152
+  _globals['_LISTPINSRESPONSE']._serialized_start=2154
+  _globals['_LISTPINSRESPONSE']._serialized_end=2202
+  _globals['_TOKENIZEREQUEST']._serialized_start=2204
+  _globals['_TOKENIZEREQUEST']._serialized_end=2271
+  _globals['_TOKENIZERESPONSE']._serialized_start=2273
+  _globals['_TOKENIZERESPONSE']._serialized_end=2333
+  _globals['_LISTMODELSREQUEST']._serialized_start=2335
+  _globals['_LISTMODELSREQUEST']._serialized_end=2354
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2356
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2410
+  _globals['_MODEL']._serialized_start=2412
+  _globals['_MODEL']._serialized_end=2516
+  _globals['_GENERATIONSERVICE']._serialized_start=2519
+  _globals['_GENERATIONSERVICE']._serialized_end=3037
 # @@protoc_insertion_point(module_scope)

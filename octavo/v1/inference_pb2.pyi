@@ -106,6 +106,14 @@ class GenerateRequest(_message.Message):
     response_interval: _duration_pb2.Duration
     def __init__(self, model: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_scope: _Optional[_Union[CacheScope, _Mapping]] = ..., report_progress: _Optional[bool] = ..., response_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class ResumeRequest(_message.Message):
+    __slots__ = ("request_id", "from_token")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    from_token: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., from_token: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class PrefillProgress(_message.Message):
     __slots__ = ("computed_tokens", "prompt_tokens")
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +145,12 @@ class GenerateResponse(_message.Message):
     score: float
     progress: PrefillProgress
     def __init__(self, request_id: _Optional[str] = ..., sequence_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., score: _Optional[float] = ..., progress: _Optional[_Union[PrefillProgress, _Mapping]] = ...) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ("response",)
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    response: GenerateResponse
+    def __init__(self, response: _Optional[_Union[GenerateResponse, _Mapping]] = ...) -> None: ...
 
 class PinPrefixRequest(_message.Message):
     __slots__ = ("model", "prompt", "cache_scope", "ttl", "timeout")

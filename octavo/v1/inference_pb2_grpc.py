@@ -40,6 +40,11 @@ class GenerationServiceStub:
                 request_serializer=octavo_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/octavo.v1.GenerationService/Resume',
+                request_serializer=octavo_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_inference__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/octavo.v1.GenerationService/Tokenize',
                 request_serializer=octavo_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -78,6 +83,19 @@ class GenerationServiceServicer:
         RESOURCE_EXHAUSTED a full queue (google.rpc.RetryInfo), UNAVAILABLE a missing backend,
         DEADLINE_EXCEEDED the end of the request's `timeout`, PERMISSION_DENIED a shared namespace that the caller's tenant
         has not joined, UNAUTHENTICATED a caller without an identity where one is asked for.
+        RESOURCE_EXHAUSTED is also a limit of the caller's tenant (google.rpc.QuotaFailure, google.rpc.RetryInfo). ABORTED:
+        the stream goes on elsewhere, by Resume.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with a request whose stream broke, on this gateway or another: what comes is what would have come, without a
+        gap or a repeat. Whoever still streams it gets ABORTED.
+
+        NOT_FOUND: the caller's tenant has no such request, or it is too long ago. OUT_OF_RANGE: from_token is beyond the end.
+        Otherwise as Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,6 +145,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=octavo_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=octavo_dot_v1_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_inference__pb2.ResumeResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -182,6 +205,33 @@ class GenerationService:
             '/octavo.v1.GenerationService/Generate',
             octavo_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             octavo_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.GenerationService/Resume',
+            octavo_dot_v1_dot_inference__pb2.ResumeRequest.SerializeToString,
+            octavo_dot_v1_dot_inference__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

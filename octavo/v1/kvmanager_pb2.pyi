@@ -5,22 +5,12 @@ from octavo.v1 import common_pb2 as _common_pb2
 from octavo.v1 import executor_pb2 as _executor_pb2
 from octavo.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    TIER_UNSPECIFIED: _ClassVar[Tier]
-    TIER_DEVICE: _ClassVar[Tier]
-    TIER_HOST: _ClassVar[Tier]
-TIER_UNSPECIFIED: Tier
-TIER_DEVICE: Tier
-TIER_HOST: Tier
 
 class AttachRequest(_message.Message):
     __slots__ = ("submissions", "aborts", "token_interval_us")
@@ -33,7 +23,7 @@ class AttachRequest(_message.Message):
     def __init__(self, submissions: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[Abort, _Mapping]]] = ..., token_interval_us: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "spans", "n", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "timeout_us", "trace", "tenant", "priority", "best_of", "beam_search", "report_progress", "pin")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "spans", "n", "max_tokens", "min_tokens", "stop_token_ids", "sampling", "timeout_us", "trace", "tenant", "priority", "best_of", "beam_search", "report_progress", "pin", "resumption")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +41,7 @@ class Submission(_message.Message):
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     REPORT_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    RESUMPTION_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: bytes
@@ -68,7 +59,22 @@ class Submission(_message.Message):
     beam_search: BeamSearch
     report_progress: bool
     pin: PinOrder
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[ScopeSpan, _Mapping]]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., timeout_us: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., report_progress: _Optional[bool] = ..., pin: _Optional[_Union[PinOrder, _Mapping]] = ...) -> None: ...
+    resumption: Resumption
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[ScopeSpan, _Mapping]]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., timeout_us: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., report_progress: _Optional[bool] = ..., pin: _Optional[_Union[PinOrder, _Mapping]] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
+
+class Resumption(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[ResumedSequence]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ...) -> None: ...
+
+class ResumedSequence(_message.Message):
+    __slots__ = ("token_ids", "finish_reason")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    finish_reason: _common_pb2.FinishReason
+    def __init__(self, token_ids: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
 
 class ScopeSpan(_message.Message):
     __slots__ = ("num_tokens", "salt", "narrowness", "owner")
@@ -334,13 +340,13 @@ class Block(_message.Message):
     FILL_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_PREFIX_FIELD_NUMBER: _ClassVar[int]
     block_id: int
-    tier: Tier
+    tier: _common_pb2.Tier
     reference_count: int
     cached: bool
     owner: str
     fill: int
     identity_prefix: bytes
-    def __init__(self, block_id: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., reference_count: _Optional[int] = ..., cached: _Optional[bool] = ..., owner: _Optional[str] = ..., fill: _Optional[int] = ..., identity_prefix: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, block_id: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., reference_count: _Optional[int] = ..., cached: _Optional[bool] = ..., owner: _Optional[str] = ..., fill: _Optional[int] = ..., identity_prefix: _Optional[bytes] = ...) -> None: ...
 
 class WatchMemoryRequest(_message.Message):
     __slots__ = ("interval",)
@@ -399,16 +405,16 @@ class BlockStored(_message.Message):
     identity: bytes
     parent_identity: bytes
     token_ids: bytes
-    tier: Tier
-    def __init__(self, identity: _Optional[bytes] = ..., parent_identity: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    tier: _common_pb2.Tier
+    def __init__(self, identity: _Optional[bytes] = ..., parent_identity: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ...) -> None: ...
 
 class BlockRemoved(_message.Message):
     __slots__ = ("identity", "tier")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     identity: bytes
-    tier: Tier
-    def __init__(self, identity: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    tier: _common_pb2.Tier
+    def __init__(self, identity: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ...) -> None: ...
 
 class AllBlocksCleared(_message.Message):
     __slots__ = ()

@@ -85,6 +85,8 @@ class KVManagerServiceServicer:
 
     def Attach(self, request_iterator, context):
         """Carries all requests of one gateway. When the stream ends, its requests are aborted and their blocks freed.
+
+        UNAVAILABLE with the reason STANDBY: another KV manager leads; with DRAINING: this one is about to end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,7 +13,7 @@ from kvmanager.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVE
 from kvmanager.manager import KVManager
 from kvmanager.pins import Pin
 from kvmanager.step import Speeds
-from octavo.v1 import executor_pb2, inference_pb2, kvmanager_pb2
+from octavo.v1 import common_pb2, executor_pb2, inference_pb2, kvmanager_pb2
 
 MESSAGE_BLOCKS = 4096
 """Most blocks in one message of a watch."""
@@ -23,7 +23,7 @@ MESSAGE_EVENTS = 1024
 
 IDENTITY_PREFIX_BYTES = 8
 
-_TIERS = {Tier.DEVICE: kvmanager_pb2.TIER_DEVICE, Tier.HOST: kvmanager_pb2.TIER_HOST}
+_TIERS = {Tier.DEVICE: common_pb2.TIER_DEVICE, Tier.HOST: common_pb2.TIER_HOST}
 
 
 def encode_memory_map(

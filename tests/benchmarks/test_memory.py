@@ -9,7 +9,7 @@ import pytest
 from benchmarks.soak.memory import MIB, Growth, resident_bytes
 from benchmarks.soak.stack import check_idle
 from benchmarks.soak.totals import check_totals, grown
-from octavo.v1 import kvmanager_pb2
+from octavo.v1 import common_pb2, kvmanager_pb2
 
 
 def noisy(start: float, end: float, count: int = 300) -> list[int]:
@@ -58,7 +58,7 @@ def memory_map(
     """Two executors; the second one is as it should be."""
     blocks = [
         kvmanager_pb2.Block(block_id=index, tier=tier, cached=index < 2)
-        for tier in (kvmanager_pb2.TIER_DEVICE, kvmanager_pb2.TIER_HOST)
+        for tier in (common_pb2.TIER_DEVICE, common_pb2.TIER_HOST)
         for index in range(5)
     ]
     executors = [

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from octavo.client import generate_request
-from octavo.v1 import kvmanager_pb2
+from octavo.v1 import common_pb2, kvmanager_pb2
 from tests.services.e2e.processes import Processes
 from tests.services.e2e.stack import Stack, make_executor
 from tests.services.e2e.tiny_model import Reference
@@ -166,7 +166,7 @@ def test_blocks_add_up(stack: Stack) -> None:
         (executor,) = state.executors
         blocks = {
             tier: [block for block in executor.blocks if block.tier == tier]
-            for tier in (kvmanager_pb2.TIER_DEVICE, kvmanager_pb2.TIER_HOST)
+            for tier in (common_pb2.TIER_DEVICE, common_pb2.TIER_HOST)
         }
         assert state.num_blocks == executor.device.num_blocks
         assert state.referenced_blocks == executor.device.referenced_blocks > 0
@@ -176,7 +176,7 @@ def test_blocks_add_up(stack: Stack) -> None:
             assert sum(block.reference_count > 0 for block in listed) == pool.referenced_blocks
             assert sum(block.cached and not block.reference_count for block in listed) == pool.cached_blocks
             assert all(block.owner for block in listed if block.reference_count or block.cached)
-        device = blocks[kvmanager_pb2.TIER_DEVICE]
+        device = blocks[common_pb2.TIER_DEVICE]
         assert sum(block.reference_count > 0 for block in device if block.owner == "default") == next(
             tenant.charged_blocks for tenant in state.tenants if tenant.owner == "default"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.v1 import kvmanager_pb2
+from octavo.v1 import common_pb2, kvmanager_pb2
 from tests.services.e2e.calls import Answer
 from tests.services.e2e.processes import Processes, Server
 from tests.services.e2e.stack import Stack, make_executor
@@ -89,7 +89,7 @@ def test_the_same_answers(tight_stack: Callable[[str], Stack], undisturbed: list
     stack.wait_until_idle()
     host = stack.memory_map(include_blocks=True).executors[0]
     assert host.host.referenced_blocks == 0
-    assert all(block.owner or not block.cached for block in host.blocks if block.tier == kvmanager_pb2.TIER_HOST)
+    assert all(block.owner or not block.cached for block in host.blocks if block.tier == common_pb2.TIER_HOST)
 
 
 def test_greedy_answers_are_right(undisturbed: list[Answer], reference: Reference) -> None:

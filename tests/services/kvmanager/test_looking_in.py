@@ -59,8 +59,8 @@ async def test_the_map_says_whose_blocks_are_where(make_rig: MakeRig) -> None:
     assert (state.running_requests, state.referenced_blocks) == (1, 3)
     assert (executor.device.num_blocks, executor.host.num_blocks) == (100, 10)
     device, host = executor.blocks[:100], executor.blocks[100:]
-    assert {block.tier for block in device} == {kvmanager_pb2.TIER_DEVICE}
-    assert [(block.tier, block.block_id) for block in host] == [(kvmanager_pb2.TIER_HOST, i) for i in range(10)]
+    assert {block.tier for block in device} == {common_pb2.TIER_DEVICE}
+    assert [(block.tier, block.block_id) for block in host] == [(common_pb2.TIER_HOST, i) for i in range(10)]
     held = [block for block in executor.blocks if block.reference_count]
     assert sorted(block.owner for block in held) == ["acme", "acme", "shared:docs"]
     assert sorted(block.fill for block in held) == [4, 4, 4]
@@ -219,7 +219,7 @@ async def test_events_tell_what_a_cache_holds(make_rig: MakeRig) -> None:
         key = (block.tier, block.identity)
         assert (key in held) is (kind == "removed")
         held ^= {key}
-        if kind == "stored" and block.tier == kvmanager_pb2.TIER_DEVICE:
+        if kind == "stored" and block.tier == common_pb2.TIER_DEVICE:
             stored_tokens.append(unpack_int32(block.token_ids))
             assert bool(block.parent_identity) is (stored_tokens[-1] != block_start(prompts, stored_tokens[-1]))
     assert stored_tokens == [prompt[i : i + BLOCK_SIZE] for prompt in prompts for i in range(0, 16, BLOCK_SIZE)]

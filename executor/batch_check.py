@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from executor.sequences import SequenceState
-from executor.step import BatchRefused, NewSequence, StepBatch
+from executor.step import BatchRefused, BlockPlace, NewSequence, StepBatch, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class _Check:
         self._changed: dict[int, _Shape] = {}
 
     def run(self) -> None:
+        self._check_places("removed_blocks", self._batch.removed_blocks)
+        self._check_places("stored_blocks", [(each.tier, each.block_id) for each in self._batch.stored_blocks])
         self._check_forget()
         self._check_branches()
         self._check_chosen_tokens()
@@ -74,6 +76,12 @@ class _Check:
         self._check_block_copies()
         self._check_rows()
         self._check_forks()
+
+    def _check_places(self, field: str, places: Sequence[BlockPlace]) -> None:
+        for tier, block in places:
+            on_host = tier is Tier.HOST
+            num_blocks = self._limits.num_host_blocks if on_host else self._limits.num_blocks
+            _check_blocks((block,), num_blocks, f"{field}: {tier.name.lower()}")
 
     def _check_forget(self) -> None:
         for sequence_id in self._batch.forget:

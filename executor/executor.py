@@ -9,6 +9,7 @@ import torch
 
 from executor.batch_check import Limits, check_batch
 from executor.errors import StepOutOfMemory
+from executor.memory.block_contents import BlockContents
 from executor.memory.block_mover import make_mover
 from executor.memory.host_arena import HostArena
 from executor.memory.out_of_memory import is_out_of_memory, release_cached
@@ -98,6 +99,7 @@ class Executor:
         self._failed = False
         self._latest: UnderWay | None = None
         self._sequences: dict[int, SequenceState] = {}
+        self._contents = BlockContents()
 
     @property
     def epoch(self) -> int:
@@ -125,8 +127,8 @@ class Executor:
         before this step's result is taken; then the one before this step is finished first. Where tokens so far decide
         the next ones (penalties), the host waits for the step before.
 
-        A higher epoch drops every sequence and starts with step 1. If a step fails inside (out of memory, say), only a
-        higher epoch goes on.
+        A higher epoch drops every sequence, and what blocks are said to hold, and starts with step 1 (see
+        `begin_epoch`). If a step fails inside (out of memory, say), only a higher epoch goes on.
 
         Raises:
             BatchRefused: nothing of the batch was applied.
@@ -138,9 +140,9 @@ class Executor:
         check_batch(batch, {} if starts_epoch else self._sequences, self._limits)
         self._ranks.announce(batch)
         if starts_epoch:
-            self._sequences.clear()
-            self._latest = None
-        self._epoch, self._last_step, self._failed = batch.epoch, batch.step, True
+            self._start_epoch(batch.epoch)
+            self._contents.clear()  # whoever leads has not asked for it, and will not say what of it is overwritten
+        self._last_step, self._failed = batch.step, True
         try:
             self._latest = self._run(batch)
         except Exception as error:
@@ -153,6 +155,28 @@ class Executor:
         # Out here nothing holds what the step had made.
         release_cached(self._runner.device)
         raise StepOutOfMemory(failure)
+
+    def begin_epoch(self, epoch: int) -> list[bytes]:
+        """Takes an epoch on before its first step, which is still 1. Waits for steps under way, drops every sequence.
+
+        Returns:
+            The record of each block that still holds what was stored there, in the order of storing. They stay valid.
+
+        Raises:
+            BatchRefused: the epoch is not above all before.
+        """
+        if epoch <= self._epoch:
+            raise BatchRefused(f"epoch {epoch} is not above {self._epoch}")
+        if self._latest is not None:
+            self._latest.finish()
+        self._start_epoch(epoch)
+        return self._contents.records()
+
+    def _start_epoch(self, epoch: int) -> None:
+        self._contents.forget_pending()
+        self._sequences.clear()
+        self._latest = None
+        self._epoch, self._last_step, self._failed = epoch, 0, False
 
     def _what_to_lower(self, batch: StepBatch, error: Exception) -> str:
         blocks = "gpu_memory_utilization" if self._runner.device.type == "cuda" else "kv_memory"
@@ -185,6 +209,7 @@ class Executor:
         return None if self._latest is None or self._latest.is_taken else self._latest
 
     def _run(self, batch: StepBatch) -> UnderWay:
+        self._contents.launched((batch.epoch, batch.step), batch.removed_blocks, batch.stored_blocks)
         self._update_sequences(batch)
         self._move_blocks(batch)
         rows = [
@@ -197,11 +222,17 @@ class Executor:
 
     def _under_way(self, batch: StepBatch, take: Callable[[], StepResult], *, is_pending: bool = False) -> UnderWay:
         """The step, whose work is done, or in the device's line up to here."""
+
+        def take_and_store() -> StepResult:
+            result = take()
+            self._contents.done((batch.epoch, batch.step))
+            return result
+
         before = self._unfinished()
         event = mark_in_line(self._runner.device)
         if before is None and event is None and not is_pending:
-            return UnderWay.done(take())
-        return UnderWay(batch.epoch, batch.step, take, event, before)
+            return UnderWay.done(take_and_store())
+        return UnderWay(batch.epoch, batch.step, take_and_store, event, before)
 
     def _update_sequences(self, batch: StepBatch) -> None:
         for sequence_id in batch.forget:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,36 @@ class NewSequence:
     ranked: bool = False
 
 
+class Tier(IntEnum):
+    """Where a block is; the wire's numbers."""
+
+    DEVICE = 1
+    HOST = 2
+
+
+BlockPlace: TypeAlias = tuple[Tier, int]
+"""A tier and a block's id there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A full block whose keys and values are there once the step is done.
+
+    Attributes:
+        record: what it holds, as it is told to whoever leads next; not read here.
+    """
+
+    tier: Tier
+    block_id: int
+    record: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """One step, applied in the order of the attributes.
 
     Attributes:
+        removed_blocks: what was stored there is not valid any more, whatever comes of the step.
         forget: sequences whose state is dropped.
         branches: (parent, child): the child starts as a copy of the parent, table included.
         chosen_tokens: (sequence, token): the next token of a sequence that reports candidates.
@@ -93,6 +120,8 @@ class StepBatch:
             it samples when that reaches the last token the sequence has.
         forks: parent sequence id -> ids of children, which copy the parent (table included) when it samples in this
             step; child i (from 0) gets sample index i + 1 and a token of its own.
+        stored_blocks: what blocks hold when the step is done. Blocks that the step writes, copies or moves to must not
+            be stored from before.
 
     A row may read a block that an earlier row of the same step fills, never one that a later row fills: in each layer
     all rows write their keys and values before any row attends, but where memory is short the rows are computed in
@@ -101,6 +130,7 @@ class StepBatch:
 
     epoch: int
     step: int
+    removed_blocks: list[BlockPlace] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
     branches: list[tuple[int, int]] = field(default_factory=list)
     chosen_tokens: list[tuple[int, int]] = field(default_factory=list)
@@ -112,6 +142,7 @@ class StepBatch:
     row_sequence_ids: list[int] = field(default_factory=list)
     row_num_tokens: list[int] = field(default_factory=list)
     forks: dict[int, list[int]] = field(default_factory=dict)
+    stored_blocks: list[StoredBlock] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,9 @@ class UnderWay:
             self._event.synchronize()
 
     def finish_before(self) -> None:
-        """Takes the result of the step before, which keeps it; an error shows in `failed_step`."""
+        """Has the step before finish."""
         if self._before is not None:
-            self._before._finish()
+            self._before.finish()
 
     def result(self) -> StepResult:
         """Waits until the device is done with the step.
@@ -83,13 +83,14 @@ class UnderWay:
             Exception: whatever has happened in the step; each time.
             BatchRefused: the step before has failed, and this one with it.
         """
-        self._finish()
+        self.finish()
         if self._error is not None:
             raise self._error
         assert self._result is not None
         return self._result
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Waits, and takes the result, which is kept for whoever asks; an error shows in `failed_step`."""
         if self.is_taken:
             return
         self.finish_before()

@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -99,7 +100,8 @@ class RankGroup(Ranks):
 
     def announce(self, batch: StepBatch) -> None:
         if self._tell is not None:
-            self._tell(pickle.dumps(batch))
+            # What blocks hold is the first rank's to keep.
+            self._tell(pickle.dumps(replace(batch, removed_blocks=[], stored_blocks=[])))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(values)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from executor.executor import ExecutorInfo
 from executor.step import (
+    BlockPlace,
     Candidates,
     NewSequence,
     Penalties,
@@ -13,6 +15,8 @@ from executor.step import (
     Speeds,
     StepBatch,
     StepResult,
+    StoredBlock,
+    Tier,
     TokenLogprobs,
 )
 from octavo.v1 import common_pb2, executor_pb2, inference_pb2
@@ -26,12 +30,16 @@ from services.rpc.columns import (
     unpack_tuples,
 )
 
+RECORDS_BYTES = 1 << 20
+"""About the size of one message of block records."""
+
 
 def decode_batch(message: executor_pb2.StepBatch) -> StepBatch:
     """Raises ValueError where a column's length is impossible."""
     return StepBatch(
         epoch=message.epoch,
         step=message.step,
+        removed_blocks=_decode_places(message.removed_blocks),
         forget=unpack_int64(message.forget),
         branches=_int64_pairs(message.branches),
         chosen_tokens=_int64_pairs(message.chosen_tokens),
@@ -43,7 +51,32 @@ def decode_batch(message: executor_pb2.StepBatch) -> StepBatch:
         row_sequence_ids=unpack_int64(message.row_sequence_ids),
         row_num_tokens=unpack_int32(message.row_num_tokens),
         forks={fork.parent_sequence_id: unpack_int64(fork.child_sequence_ids) for fork in message.forks},
+        stored_blocks=[_decode_stored(stored) for stored in message.stored_blocks],
     )
+
+
+def _decode_places(data: bytes) -> list[BlockPlace]:
+    return [(Tier(tier), block) for tier, block in _int32_pairs(data)]
+
+
+def _decode_stored(message: executor_pb2.StoredBlock) -> StoredBlock:
+    """Its record is a response with this one block: such responses, one after the other, are one with all of them."""
+    record = executor_pb2.DescribeBlocksResponse(blocks=[message]).SerializeToString()
+    return StoredBlock(Tier(message.tier), message.block_id, record)
+
+
+def join_records(records: Sequence[bytes]) -> Iterator[bytes]:
+    """Serialized DescribeBlocksResponses of a moderate size, with all records in their order."""
+    chunk: list[bytes] = []
+    size = 0
+    for record in records:
+        if chunk and size + len(record) > RECORDS_BYTES:
+            yield b"".join(chunk)
+            chunk, size = [], 0
+        chunk.append(record)
+        size += len(record)
+    if chunk:
+        yield b"".join(chunk)
 
 
 def _decode_sequence(message: executor_pb2.NewSequence) -> NewSequence:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -18,9 +19,10 @@ from executor.step import BatchRefused
 from executor.under_way import UnderWay
 from octavo.v1 import executor_pb2
 from services.config import ExecutorConfig
-from services.executor.codec import decode_batch, encode_description, encode_result
+from services.executor.codec import decode_batch, encode_description, encode_result, join_records
 from services.executor.leading_rank import LeadingRank
 from services.executor.loading import load
+from services.executor.step_stream import StepStream
 from services.executor.step_thread import StepThread
 from services.process import run_service
 from services.rpc.server import Context, RpcServer
@@ -31,8 +33,17 @@ log = logging.getLogger(__name__)
 SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 
 
+SHUTTING_DOWN = "the executor is shutting down"
+
+
 def _go_on(error: Exception) -> None:
     """What one rank alone makes of a failed step: whoever sent it starts anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SentStep:
+    data: bytes
+    stream: StepStream
 
 
 class ExecutorServicer:
@@ -58,7 +69,14 @@ class ExecutorServicer:
         self._on_call = on_call
         self._on_broken = on_broken
         self._thread = StepThread(self._launch)
+        self._streams: set[StepStream] = set()
+        self._fence = 0
         self._draining = asyncio.Event()
+
+    @property
+    def epoch(self) -> int:
+        """Highest epoch seen. A step of a lower one that is in line is refused when its turn comes."""
+        return max(self._fence, self._executor.epoch)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service as grpc wants it."""
@@ -68,23 +86,59 @@ class ExecutorServicer:
             response_serializer=executor_pb2.DescribeResponse.SerializeToString,
         )
         execute = grpc.stream_stream_rpc_method_handler(self.execute)
-        return grpc.method_handlers_generic_handler(SERVICE, {"Describe": describe, "Execute": execute})
+        describe_blocks = grpc.unary_stream_rpc_method_handler(
+            self.describe_blocks, request_deserializer=executor_pb2.DescribeBlocksRequest.FromString
+        )
+        methods = {"Describe": describe, "Execute": execute, "DescribeBlocks": describe_blocks}
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def describe(self, request: executor_pb2.DescribeRequest, context: Context) -> executor_pb2.DescribeResponse:
-        return encode_description(self._executor.info, self._executor.epoch, self._executor.speeds)
+        return encode_description(self._executor.info, self.epoch, self._executor.speeds)
+
+    async def describe_blocks(self, request: executor_pb2.DescribeBlocksRequest, context: Context) -> None:
+        self._on_call(context)
+        if self._draining.is_set():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+        try:
+            records = await self._begin_epoch(request.epoch)
+        except BatchRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        log.info("epoch begins", extra={"epoch": request.epoch, "stored_blocks": len(records)})
+        for message in join_records(records):
+            await context.write(message)
+
+    async def _begin_epoch(self, epoch: int) -> list[bytes]:
+        """Whoever led before hears of it at once; what blocks hold is known when no step is under way any more.
+
+        Raises:
+            BatchRefused: the epoch is not above all before.
+        """
+        if epoch <= self.epoch:
+            raise BatchRefused(f"epoch {epoch} is not above {self.epoch}")
+        self._fence = epoch
+        for stream in self._streams:  # whoever leads from here on has opened none yet
+            stream.end(epoch)
+        return await asyncio.wrap_future(self._thread.call(lambda: self._executor.begin_epoch(epoch)))
+
+    def _on_epoch(self, epoch: int) -> None:
+        """Steps come under this epoch: a higher one than those of other streams ends them."""
+        for stream in self._streams:
+            if stream.epoch is not None and stream.epoch < epoch:
+                stream.end(epoch)
 
     async def execute(self, requests: AsyncIterator[bytes], context: Context) -> None:
         self._on_call(context)
-        outcomes: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
-        reader = asyncio.ensure_future(self._read(requests, outcomes))
+        stream = StepStream(self._on_epoch)
+        self._streams.add(stream)
+        reader = asyncio.ensure_future(self._read(requests, stream))
         drain = asyncio.ensure_future(self._stop_when_draining(reader))
         try:
-            while (outcome := await outcomes.get()) is not None:
+            while (outcome := await stream.outcomes.get()) is not None:
                 if isinstance(outcome, Exception):
                     raise outcome
                 await context.write(outcome)
             if self._draining.is_set():
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the executor is shutting down")
+                await context.abort(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
         except (BatchRefused, ValueError, DecodeError) as error:
             log.warning("batch refused", extra={"reason": str(error)})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -92,34 +146,32 @@ class ExecutorServicer:
             log.error("a step failed for want of memory", extra={"reason": str(error)})
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         finally:
+            self._streams.discard(stream)
             reader.cancel()
             drain.cancel()
 
-    async def _read(self, requests: AsyncIterator[bytes], outcomes: asyncio.Queue[bytes | Exception | None]) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], stream: StepStream) -> None:
         """Puts each batch in line as it arrives, so that the thread never waits for the event loop."""
-        loop = asyncio.get_running_loop()
-
-        def deliver(outcome: bytes | Exception | None) -> None:
-            with suppress(RuntimeError):  # the loop is closed, at the end of the process
-                loop.call_soon_threadsafe(outcomes.put_nowait, outcome)
-
         try:
             async for request in requests:
-                self._thread.submit(request, deliver)
+                self._thread.submit(_SentStep(request, stream), stream.deliver)
         finally:
-            self._thread.end_stream(deliver)
+            self._thread.end_stream(stream.deliver)
 
     async def _stop_when_draining(self, reader: asyncio.Future[None]) -> None:
         await self._draining.wait()
         reader.cancel()
 
-    def _launch(self, data: bytes) -> _LaunchedStep:
+    def _launch(self, sent: _SentStep) -> _LaunchedStep:
         start_ns = time.time_ns()
         start = time.perf_counter_ns()
-        message = executor_pb2.ExecuteRequest.FromString(data).batch
+        message = executor_pb2.ExecuteRequest.FromString(sent.data).batch
         batch = decode_batch(message)
+        if batch.epoch < self._fence:
+            raise BatchRefused(f"epoch {batch.epoch} is older than {self._fence}")
         with self._telling():
             under_way = self._executor.launch(batch)
+        sent.stream.take_on(batch.epoch)
 
         def finish() -> bytes:
             with self._telling():

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 S = TypeVar("S")
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
 Deliver = Callable[["R | Exception | None"], None]
@@ -39,8 +41,9 @@ class _Step(Generic[S, R]):
 
 
 @dataclass(frozen=True, slots=True)
-class _EndOfStream(Generic[R]):
-    deliver: Deliver[R]
+class _Call(Generic[T]):
+    call: Callable[[], T]
+    answer: Future[T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class StepThread(Generic[S, R]):
 
     def __init__(self, launch: Callable[[S], Launched[R]]) -> None:
         self._launch = launch
-        self._line: SimpleQueue[_Step[S, R] | _EndOfStream[R] | _DeviceDone | None] = SimpleQueue()
+        self._line: SimpleQueue[_Step[S, R] | _Call[Any] | _DeviceDone | None] = SimpleQueue()
         self._under_way: deque[tuple[Launched[R], Deliver[R]]] = deque()
         self._waiter = _Waiter(lambda: self._line.put(_DeviceDone()))
         self._thread = threading.Thread(target=self._work, name="step", daemon=True)
@@ -72,7 +75,17 @@ class StepThread(Generic[S, R]):
 
     def end_stream(self, deliver: Deliver[R]) -> None:
         """Calls `deliver` with None when all steps before are done."""
-        self._line.put(_EndOfStream(deliver))
+        self.call(lambda: deliver(None))
+
+    def call(self, call: Callable[[], T]) -> Future[T]:
+        """Makes a call on the thread when all steps before are done, before any step after begins.
+
+        Returns:
+            What it returns or raises. Whoever cancels that before its turn comes takes the call back.
+        """
+        answer: Future[T] = Future()
+        self._line.put(_Call(call, answer))
+        return answer
 
     def close(self) -> None:
         """Returns when the steps in line are done."""
@@ -84,9 +97,9 @@ class StepThread(Generic[S, R]):
         while (item := self._line.get()) is not None:
             if isinstance(item, _Step):
                 self._start(item)
-            elif isinstance(item, _EndOfStream):
+            elif isinstance(item, _Call):
                 self._finish(leave=0)
-                item.deliver(None)
+                self._answer(item)
             while self._under_way and self._under_way[0][0].is_done:
                 self._finish_oldest()
         self._finish(leave=0)
@@ -102,6 +115,15 @@ class StepThread(Generic[S, R]):
         self._under_way.append((launched, item.deliver))
         if not launched.is_done:
             self._waiter.watch(launched)
+
+    @staticmethod
+    def _answer(item: _Call[T]) -> None:
+        if not item.answer.set_running_or_notify_cancel():
+            return
+        try:
+            item.answer.set_result(item.call())
+        except Exception as error:  # told to whoever called
+            item.answer.set_exception(error)
 
     def _finish(self, leave: int) -> None:
         while len(self._under_way) > leave:

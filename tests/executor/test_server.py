@@ -92,6 +92,7 @@ async def test_two_steps_of_a_beam_and_its_way_to_the_host_and_back(stub):
     [
         ({"swaps_out": pack_int32([0, 10])}, "swaps_out: destination block 10 of 10"),
         ({"chosen_tokens": pack_int64([9, 1])}, "chosen_tokens: unknown sequence 9"),
+        ({"removed_blocks": pack_int32([3, 1])}, "3 is not a valid Tier"),
         ({"table_edits": pack_int64([1, 1])}, "2 numbers do not make tuples of 3"),
     ],
 )
@@ -113,3 +114,76 @@ async def test_a_step_without_memory_ends_the_stream_and_says_what_to_lower(exec
         await _results(stub, again)
     again.epoch = 2
     assert len(await _results(stub, again)) == 1
+
+
+# Who leads
+
+
+def _full_block(block_id: int, identity: bytes, **fields) -> executor_pb2.StoredBlock:
+    return executor_pb2.StoredBlock(
+        block_id=block_id, tier=common_pb2.TIER_DEVICE, identity=identity, token_ids=bytes(64), owner="acme", **fields
+    )
+
+
+async def _blocks(stub, epoch):
+    request = executor_pb2.DescribeBlocksRequest(epoch=epoch)
+    messages = [message async for message in stub.DescribeBlocks(request)]
+    return [block for message in messages for block in message.blocks]
+
+
+async def test_what_blocks_hold_is_told_as_it_was_stored(stub):
+    first = [_full_block(4, b"a"), _full_block(7, b"b", parent_identity=b"a", salt=b"s", narrowness=2)]
+    host = executor_pb2.StoredBlock(block_id=0, tier=common_pb2.TIER_HOST, identity=b"a")
+    await _results(
+        stub,
+        executor_pb2.StepBatch(epoch=1, step=1, stored_blocks=first),
+        executor_pb2.StepBatch(epoch=1, step=2, stored_blocks=[host], removed_blocks=pack_int32([1, 4])),
+    )
+    assert await _blocks(stub, 2) == [first[1], host]
+    assert (await stub.Describe(executor_pb2.DescribeRequest())).epoch == 2
+    await _results(stub, executor_pb2.StepBatch(epoch=2, step=1))
+    assert await _blocks(stub, 3) == [first[1], host]
+
+
+async def test_many_blocks_are_told_in_messages_of_a_moderate_size(stub):
+    block = _full_block(4, b"a" * 32, salt=bytes(300_000))
+    blocks = [executor_pb2.StoredBlock(block_id=i) for i in range(10)]
+    for each in blocks:
+        number = each.block_id
+        each.CopyFrom(block)
+        each.block_id = number
+    await _results(stub, executor_pb2.StepBatch(epoch=1, step=1, stored_blocks=blocks))
+    messages = [m async for m in stub.DescribeBlocks(executor_pb2.DescribeBlocksRequest(epoch=2))]
+    assert [block for message in messages for block in message.blocks] == blocks
+    assert [len(message.blocks) for message in messages] == [3, 3, 3, 1]
+
+
+async def test_an_old_leader_hears_at_once_that_another_leads(stub):
+    """Though it sends nothing; also one that has never sent a step."""
+    silent = stub.Execute()
+    leading = stub.Execute()
+    await leading.write(executor_pb2.ExecuteRequest(batch=executor_pb2.StepBatch(epoch=1, step=1)))
+    assert (await leading.read()).result.step == 1
+    assert await _blocks(stub, 5) == []
+    for call, whose in ((leading, "epoch 1"), (silent, "the epoch of this stream")):
+        with pytest.raises(grpc.aio.AioRpcError, match=f"{whose} is older than 5") as error:
+            await call.read()
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    with pytest.raises(grpc.aio.AioRpcError, match="epoch 1 is older than 5"):
+        await _results(stub, executor_pb2.StepBatch(epoch=1, step=2))
+    for epoch in (4, 5):
+        with pytest.raises(grpc.aio.AioRpcError, match=f"epoch {epoch} is not above 5") as error:
+            await _blocks(stub, epoch)
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert len(await _results(stub, executor_pb2.StepBatch(epoch=5, step=1))) == 1
+
+
+async def test_a_higher_epoch_of_a_step_ends_older_streams_too(stub):
+    old, new = stub.Execute(), stub.Execute()
+    for call, epoch in ((old, 1), (new, 2)):
+        await call.write(executor_pb2.ExecuteRequest(batch=executor_pb2.StepBatch(epoch=epoch, step=1)))
+        assert (await call.read()).result.epoch == epoch
+    with pytest.raises(grpc.aio.AioRpcError, match="epoch 1 is older than 2"):
+        await old.read()
+    await new.write(executor_pb2.ExecuteRequest(batch=executor_pb2.StepBatch(epoch=2, step=2)))
+    assert (await new.read()).result.step == 2

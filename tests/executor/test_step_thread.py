@@ -166,3 +166,20 @@ def test_closing_finishes_what_is_under_way():
     closing.join(_DEADLINE)
     assert not closing.is_alive()
     assert _next(outcomes) == b"A"
+
+
+def test_a_call_is_made_between_steps(start):
+    device, outcomes = Device(), SimpleQueue()
+    thread = start(device)
+    thread.submit(b"a", outcomes.put)
+    call = thread.call(lambda: (list(device.launched), outcomes.qsize()))
+    failing = thread.call(lambda: [][0])
+    thread.submit(b"b", outcomes.put)
+    _until(lambda: device.launched == [b"a"])
+    assert not call.done()
+    device.finish(b"a")
+    assert call.result(_DEADLINE) == ([b"a"], 1)
+    with pytest.raises(IndexError):
+        failing.result(_DEADLINE)
+    _until(lambda: device.launched == [b"a", b"b"])
+    device.finish(b"b")

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from octavo.client import generate_request
-from octavo.v1 import common_pb2, kvmanager_pb2
+from octavo.v1 import common_pb2
 from tests.services.e2e.processes import Processes
 from tests.services.e2e.stack import Stack, make_executor
 from tests.services.e2e.tiny_model import Reference

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.v1 import common_pb2, kvmanager_pb2
+from octavo.v1 import common_pb2
 from tests.services.e2e.calls import Answer
 from tests.services.e2e.processes import Processes, Server
 from tests.services.e2e.stack import Stack, make_executor

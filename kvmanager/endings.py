@@ -9,6 +9,16 @@ from kvmanager.request import FinishReason, Request, Sequence
 from kvmanager.step import Outputs, RequestEnd, SequenceUpdate, Usage
 
 
+def reason_to_finish(sequence: Sequence) -> FinishReason | None:
+    """Why a sequence's last token ends it; None where it goes on."""
+    request = sequence.request
+    if sequence.token_ids[-1] in request.spec.stop_token_ids and sequence.num_output > request.spec.min_tokens:
+        return FinishReason.STOP
+    if len(sequence.token_ids) >= request.max_length:
+        return FinishReason.LENGTH
+    return None
+
+
 def send_best_samples(request: Request, outputs: Outputs) -> None:
     """The n sequences with the highest mean log probability of a token, best first."""
     means = {each: each.score / max(1, each.num_output) for each in request.sequences}
@@ -46,18 +56,18 @@ def shorten(request: Request, room: int, outputs: Outputs) -> None:
         return
     for sequence in request.unfinished():
         if len(sequence.token_ids) >= room:
-            _cut(sequence, outputs)
+            end_as_it_is(sequence, FinishReason.LENGTH, outputs)
     if request.ranked and not request.unfinished():
         send_best_samples(request, outputs)
 
 
-def _cut(sequence: Sequence, outputs: Outputs) -> None:
-    """Ends a sequence with a word to its gateway but no token."""
+def end_as_it_is(sequence: Sequence, reason: FinishReason, outputs: Outputs) -> None:
+    """Ends a sequence that no executor holds, with a word to its gateway but no token."""
     sequence.finished = True
-    sequence.finish_reason = FinishReason.LENGTH
+    sequence.finish_reason = reason
     if sequence.request.streamed:
-        handle, reason = sequence.handle, FinishReason.LENGTH
-        outputs.updates.append(SequenceUpdate(handle, sequence.sample_index, sequence.num_output, [], [], reason))
+        handle, index, position = sequence.handle, sequence.sample_index, sequence.num_output
+        outputs.updates.append(SequenceUpdate(handle, index, position, [], [], reason))
 
 
 def end_request(

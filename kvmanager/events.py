@@ -10,7 +10,7 @@ from enum import Enum
 class EventKind(Enum):
     """What was decided.
 
-    QUEUED: a request arrived, or went back to the queue when its executor was lost.
+    QUEUED: a request arrived; `value` is the number of output tokens that it has already.
     WAITED: the head of the queue was not admitted; `detail` says why. Once for each reason.
     ADMITTED: it has its blocks on `executor`; `value` is the number of tokens found in the prefix cache.
     PREFILL: a chunk of `value` tokens was put into step `step` of `executor`.

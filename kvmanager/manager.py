@@ -32,6 +32,8 @@ from kvmanager.pins import LostPin, Pin, Pins
 from kvmanager.policies import make_policy
 from kvmanager.replica import Replica
 from kvmanager.request import Request, Sequence
+from kvmanager.request_checks import check_num_sequences, check_spec
+from kvmanager.resumption import resume
 from kvmanager.router import Router
 from kvmanager.scheduler import Scheduler
 from kvmanager.sequences import SequenceFactory
@@ -160,8 +162,11 @@ class KVManager:
 
     # Requests come and go
 
-    def submit(self, spec: RequestSpec, now: float) -> None:
+    def submit(self, spec: RequestSpec, now: float) -> Outputs:
         """Puts a request into the queue.
+
+        Returns:
+            Ends of resumed sequences that have all their tokens, and of the request if all have.
 
         Raises:
             InvalidRequest: it can never be served.
@@ -172,33 +177,19 @@ class KVManager:
             raise RuntimeError("no executor has been attached yet")
         if spec.pin is not None:
             spec = replace(spec, max_tokens=1, n=1, best_of=0, beam=None)  # the token that comes with the prompt
-        self._check(spec)
-        num_waiting = self.num_waiting
-        if num_waiting >= self.limits.max_waiting_requests:
-            raise QueueFull(f"{num_waiting} requests are waiting, which is the limit")
-        self._accept(spec, now)
-
-    def _check(self, spec: RequestSpec) -> None:
         if spec.handle in self._requests:
             raise InvalidRequest("request_id", "a request with this handle is running")
-        if spec.n < 1:
-            raise InvalidRequest("sampling.n", f"n is {spec.n}; it must be at least 1")
-        _check_num_sequences(spec, self.limits.max_sequences)
-        if spec.beam is not None and not spec.n <= spec.beam.width:
-            raise InvalidRequest("sampling.n", f"n is {spec.n}; there are {spec.beam.width} beams")
-        if sum(num_tokens for num_tokens, _ in spec.spans) > len(spec.prompt_token_ids):
-            raise InvalidRequest("prompt", "the scopes cover more tokens than there are")
-        if spec.pin is not None:
-            assert self.capacity is not None
-            if spec.pin.pin_id in self.pins:
-                raise InvalidRequest("pin_id", "a pin with this id exists")
-            if len(spec.prompt_token_ids) < self.capacity.block_size:
-                raise InvalidRequest(
-                    "prompt",
-                    f"prompt has {len(spec.prompt_token_ids)} tokens; a block to keep has {self.capacity.block_size}",
-                )
+        if spec.pin is not None and spec.pin.pin_id in self.pins:
+            raise InvalidRequest("pin_id", "a pin with this id exists")
+        check_spec(spec, self.capacity, self.limits.max_sequences)
+        num_waiting = self.num_waiting
+        if num_waiting >= self.limits.max_waiting_requests and not (spec.resubmitted or spec.resumed):
+            raise QueueFull(f"{num_waiting} requests are waiting, which is the limit")
+        outputs = Outputs()
+        self._accept(spec, outputs, now)
+        return outputs
 
-    def _accept(self, spec: RequestSpec, now: float) -> None:
+    def _accept(self, spec: RequestSpec, outputs: Outputs, now: float) -> None:
         assert self.capacity is not None
         scopes = ScopeMap(spec.spans, self.capacity.block_size)
         request = Request(spec, next(self._arrivals), now, scopes, 0, state_since=now)
@@ -207,21 +198,28 @@ class KVManager:
         if spec.beam is not None:
             output = request.max_length - len(spec.prompt_token_ids)
             request.beams = BeamSearch(spec.beam, output, spec.stop_token_ids)
-        request.forked = spec.num_sequences == 1 and spec.beam is None
-        self._sequences.add(request, 0, array("i", spec.prompt_token_ids))
+        if spec.resumed:
+            resume(request, self._sequences, outputs)
+        else:
+            request.forked = spec.num_sequences == 1 and spec.beam is None
+            self._sequences.add(request, 0, array("i", spec.prompt_token_ids))
         able = [replica for replica, room in rooms.items() if room >= request.max_length]
-        home = self._router.choose(request, able) if able else None
+        home = self._router.choose(request, able) if able and request.unfinished() else None
         if spec.pin is not None:
             self._pin(request, home)
         self._requests[spec.handle] = request
         self._policy.arrived(spec.tenant)
         if spec.deadline is not None:
             self._deadlines.add(spec.deadline, spec.handle, self._requests)
-        if home is None:
+        num_tokens = sum(sequence.num_output for sequence in request.sequences)
+        self._emit(Event(EventKind.QUEUED, now, spec.handle, value=num_tokens))
+        if home is not None:
+            self._enqueue(request, home)
+        elif request.unfinished():
             self._homeless[spec.handle] = request
         else:
-            self._enqueue(request, home)
-        self._emit(Event(EventKind.QUEUED, now, spec.handle))
+            self._end_homeless(request, outputs, now)
+            self._settle(outputs)
 
     def _pin(self, request: Request, home: Replica | None) -> None:
         """Promises a pin its blocks. A new one is not kept when that fails."""
@@ -248,7 +246,7 @@ class KVManager:
         refusal: InvalidRequest | None = None
         for replica in self._open_replicas():
             try:
-                _check_num_sequences(request.spec, replica.scheduler.limits.max_sequences)
+                check_num_sequences(request.spec, replica.scheduler.limits.max_sequences)
                 rooms[replica] = replica.memory.room_for(request)
             except InvalidRequest as error:
                 refusal = error
@@ -454,7 +452,8 @@ class KVManager:
             handle = LostPin(pin.pin_id)
             if pin.replica is None and pin.expires is not None and handle not in self._requests:
                 try:
-                    self._accept(replace(pin.spec, handle=handle, deadline=pin.expires, report_progress=False), now)
+                    spec = replace(pin.spec, handle=handle, deadline=pin.expires, report_progress=False)
+                    self._accept(spec, Outputs(), now)
                 except RequestError:
                     continue  # it fits nowhere, for now
 
@@ -484,9 +483,3 @@ class KVManager:
                 promised = sum(pin.charges[account.owner] for pin in self.pins if pin.replica is replica)
                 assert account.num_pinned == promised, "a pin's promise is wrong"
         assert placed == Counter(list(self._requests)), "a request is nowhere, or twice"
-
-
-def _check_num_sequences(spec: RequestSpec, most: int) -> None:
-    if spec.num_sequences > most:
-        field = "beam_width" if spec.beam else "best_of" if spec.best_of > spec.n else "n"
-        raise InvalidRequest(f"sampling.{field}", f"{field} is {spec.num_sequences}; it must be from 1 to {most}")

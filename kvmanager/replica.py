@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kvmanager.counters import WASTE_INTERVAL, Counters
-from kvmanager.endings import end_request, send_best_beams, send_best_samples
+from kvmanager.endings import end_request, reason_to_finish, send_best_beams, send_best_samples
 from kvmanager.errors import OutOfOrder, RequestError
 from kvmanager.events import Event, EventKind, EventSink
 from kvmanager.memory import Memory
@@ -151,7 +151,7 @@ class Replica:
             self.memory.register_full_blocks(sequence)
             if sequence.duplicates:
                 self.scheduler.note_duplicates(sequence)
-        reason = self._reason_to_finish(sequence, token_id)
+        reason = reason_to_finish(sequence)
         if request.streamed:
             sequence.next_check = self.memory.next_check(sequence)
             if reason is None and logprobs is None:
@@ -172,14 +172,6 @@ class Replica:
             self.end(sequence.request, outputs, now, error=error)
         else:  # preempted meanwhile: its last token is computed again
             sequence.num_computed = min(sequence.num_computed, len(sequence.token_ids) - 1)
-
-    def _reason_to_finish(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        spec = sequence.request.spec
-        if token_id in spec.stop_token_ids and sequence.num_output > spec.min_tokens:
-            return FinishReason.STOP
-        if len(sequence.token_ids) >= sequence.request.max_length:
-            return FinishReason.LENGTH
-        return None
 
     def _take_candidates(self, result: StepResult, outputs: Outputs, now: float) -> None:
         requests: dict[Request, None] = {}

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvmanager.request import FinishReason
 
 DEFAULT_TENANT = "default"
 
@@ -55,6 +59,19 @@ class PinOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumedSequence:
+    """What one sequence of a request has so far.
+
+    Attributes:
+        token_ids: its output, at least one token.
+        finish_reason: of one that is over, and whose gateway knows so.
+    """
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSpec:
     """What a gateway asks for.
 
@@ -74,6 +91,8 @@ class RequestSpec:
         priority: read by the policy `priority`; higher goes first.
         report_progress: say how much of the prompt has been computed.
         pin: compute only the prompt, and keep it.
+        resubmitted: a KV manager that is gone had accepted it, so no limit of the queue refuses it.
+        resumed: what it had got there, for each of its n sequences; empty where it starts again.
     """
 
     handle: Hashable
@@ -91,6 +110,8 @@ class RequestSpec:
     priority: int = 0
     report_progress: bool = False
     pin: PinOrder | None = None
+    resubmitted: bool = False
+    resumed: tuple[ResumedSequence, ...] = ()
 
     @property
     def num_sequences(self) -> int:

@@ -10,7 +10,15 @@ from google.rpc import code_pb2
 from kvmanager.capacity import Capacity
 from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, PinRefused, QueueFull
 from kvmanager.request import FinishReason, PrefixMatchEnd
-from kvmanager.spec import DEFAULT_TENANT, BeamParams, EarlyStopping, PinOrder, RequestSpec, Scope
+from kvmanager.spec import (
+    DEFAULT_TENANT,
+    BeamParams,
+    EarlyStopping,
+    PinOrder,
+    RequestSpec,
+    ResumedSequence,
+    Scope,
+)
 from kvmanager.step import NewSequence, Progress, RequestEnd, SequenceUpdate, Speeds, StepBatch, StepResult, Usage
 from octavo.v1 import common_pb2, executor_pb2, inference_pb2, kvmanager_pb2
 from services.rpc.columns import (
@@ -69,7 +77,16 @@ def decode_submission(message: kvmanager_pb2.Submission, session: int, now: floa
         priority=message.priority,
         report_progress=message.report_progress,
         pin=pin,
+        resubmitted=message.HasField("resumption"),
+        resumed=tuple(map(_decode_resumed_sequence, message.resumption.sequences)),
     )
+
+
+def _decode_resumed_sequence(message: kvmanager_pb2.ResumedSequence) -> ResumedSequence:
+    for reason, number in _FINISH_REASONS.items():
+        if number == message.finish_reason:
+            return ResumedSequence(unpack_int32(message.token_ids), reason)
+    raise ValueError(f"finish_reason is {message.finish_reason}, which is none of its values")
 
 
 def _decode_spans(spans: Sequence[kvmanager_pb2.ScopeSpan], tenant: str) -> tuple[tuple[int, Scope], ...]:

@@ -84,12 +84,13 @@ class Driver:
         if submission.HasField("trace"):
             self._traces.begin(handle, submission.trace)
         try:
-            self.manager.submit(decode_submission(submission, session, now), now)
+            outputs = self.manager.submit(decode_submission(submission, session, now), now)
         except (RequestError, ValueError) as error:
             self._traces.discard(handle)
             self._sessions.refuse(*handle, encode_error(error))
             return
         self._sessions.opened(*handle)
+        self._sessions.dispatch(outputs)
         self._set_alarm()
 
     def _abort(self, session: int, abort: kvmanager_pb2.Abort) -> None:

@@ -88,6 +88,7 @@ class RequestTraces:
         match event.kind:
             case EventKind.QUEUED:
                 trace.waiting_since = event.time
+                trace.has_token = event.value > 0
             case EventKind.WAITED:
                 trace.waiting_reason = event.detail
             case EventKind.ADMITTED:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from kvmanager.accounts import Quota
 from kvmanager.beam_search import Hypothesis
@@ -16,7 +18,7 @@ from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
 from kvmanager.replica import Replica
 from kvmanager.request import FinishReason, Request
-from kvmanager.spec import PinOrder, RequestSpec, Scope
+from kvmanager.spec import PinOrder, RequestSpec, ResumedSequence, Scope
 from kvmanager.step import Outputs, Progress, Speeds, StepBatch, Usage
 from tests.oracle import VOCAB_SIZE, Oracle, RankedOutput, expected_beams, expected_best_of, expected_output
 
@@ -49,7 +51,8 @@ class Harness:
         self.capacity = Capacity(num_blocks, block_size, max_model_len, num_host_blocks)
         self.speeds = speeds
         self.events: list[Event] = []
-        self.manager = KVManager(
+        self._new_manager = partial(
+            KVManager,
             Limits(max_batched_tokens, max_sequences, max_waiting_requests),
             policy=policy,
             preemption=preemption,
@@ -58,6 +61,7 @@ class Harness:
             on_event=self.events.append,
             identify=identify,
         )
+        self.manager = self._new_manager()
         self.oracles: dict[str, Oracle] = {}
         self.specs: dict[Hashable, RequestSpec] = {}
         self.output: dict[tuple[Hashable, int], list[int]] = {}
@@ -96,6 +100,29 @@ class Harness:
     def drain(self, name: str = FIRST) -> None:
         self.take(self.manager.drain_executor(name, self.now))
 
+    # The KV manager itself
+
+    def lose_manager(self) -> None:
+        """The KV manager crashes. A new one takes the executors over, and gateways send what they have."""
+        self.manager = self._new_manager()
+        for name in list(self.oracles):
+            self.attach(name)
+        for handle in self.specs:
+            if handle not in self.usage and handle not in self.errors:
+                self.resubmit(handle)
+
+    def resubmit(self, handle: Hashable) -> None:
+        """A request goes on with the tokens that its gateway has received."""
+        self.take(self.manager.submit(self.resumption(handle), self.now))
+
+    def resumption(self, handle: Hashable) -> RequestSpec:
+        spec = self.specs[handle]
+        keys = [(handle, index) for index in range(spec.n)]
+        resumed = tuple(
+            ResumedSequence(list(self.output[key]), self.reasons.get(key)) for key in keys if self.output.get(key)
+        )
+        return replace(spec, resubmitted=True, resumed=resumed)
+
     # Requests
 
     def prompt(self, length: int) -> list[int]:
@@ -109,7 +136,7 @@ class Harness:
             options["spans"] = ((len(prompt), options.pop("scope")),)
         options["sampling"] = options.pop("seed", handle)
         spec = RequestSpec(handle, prompt, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
-        self.manager.submit(spec, self.now)
+        self.take(self.manager.submit(spec, self.now))
         self.specs[handle] = spec
 
     def pin(self, pin_id: str, prompt: list[int], ttl: float = 60.0, **options: object) -> None:

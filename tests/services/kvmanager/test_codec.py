@@ -15,7 +15,7 @@ from kvmanager.errors import (
     QueueFull,
 )
 from kvmanager.request import FinishReason, PrefixMatchEnd
-from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, Scope
+from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, ResumedSequence, Scope
 from kvmanager.step import NewSequence, RequestEnd, SequenceUpdate, Speeds, StepBatch, Usage
 from octavo.v1 import common_pb2, executor_pb2, kvmanager_pb2
 from services.executor.codec import decode_batch
@@ -92,12 +92,35 @@ def test_a_pin_computes_the_prompt_alone() -> None:
     assert spec.max_tokens == 1
 
 
+def test_a_resumption() -> None:
+    sequences = [
+        kvmanager_pb2.ResumedSequence(token_ids=pack_int32([7, 8])),
+        kvmanager_pb2.ResumedSequence(token_ids=pack_int32([9]), finish_reason=common_pb2.FINISH_REASON_STOP),
+    ]
+    spec = decode_submission(submission(resumption=kvmanager_pb2.Resumption(sequences=sequences)), 1, 0.0)
+    assert spec.resumed == (ResumedSequence([7, 8]), ResumedSequence([9], FinishReason.STOP))
+    assert spec.resubmitted
+
+
+def test_a_request_that_starts_again_was_accepted_before() -> None:
+    spec = decode_submission(submission(resumption=kvmanager_pb2.Resumption()), 1, 0.0)
+    assert spec.resubmitted
+    assert spec.resumed == ()
+    assert not decode_submission(submission(), 1, 0.0).resubmitted
+
+
 @pytest.mark.parametrize(
     "message",
     [
         kvmanager_pb2.Submission(prompt_token_ids=b"123"),
         submission(spans=[kvmanager_pb2.ScopeSpan(num_tokens=-1)]),
         submission(beam_search=kvmanager_pb2.BeamSearch(width=2, early_stopping=9)),  # type: ignore[arg-type]
+        submission(resumption=kvmanager_pb2.Resumption(sequences=[kvmanager_pb2.ResumedSequence(token_ids=b"123")])),
+        submission(
+            resumption=kvmanager_pb2.Resumption(
+                sequences=[kvmanager_pb2.ResumedSequence(token_ids=b"1234", finish_reason=9)]  # type: ignore[arg-type]
+            )
+        ),
     ],
 )
 def test_a_submission_that_no_gateway_of_ours_sends(message: kvmanager_pb2.Submission) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+from urllib.parse import parse_qsl, urlsplit
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,6 +34,7 @@ KvDtype = Literal["auto", "int8", "fp8"]
 Policy = Literal["fcfs", "priority", "fair", "deadline"]
 Preemption = Literal["auto", "swap", "recompute"]
 
+EMBEDDED_STATE = "embedded"
 MAX_PORT = 65535
 MIN_MESSAGE_BYTES = 1024
 
@@ -98,6 +100,44 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateConfig:
+    """Where shared state lives; for each process that has any."""
+
+    state: str = setting(
+        EMBEDDED_STATE,
+        "Where shared state lives: embedded (in this process), or a redis://, rediss:// or unix:// URL without a"
+        " password.",
+    )
+    state_password_file: str | None = setting(
+        None, "File with the password of the state store; $OCTAVO_STATE_PASSWORD when absent."
+    )
+
+    def check_state(self) -> None:
+        """Refuses what is neither `embedded` nor a URL that can be used, without repeating what may be a secret.
+
+        Raises:
+            ConfigError: Naming the setting.
+        """
+        if self.state != EMBEDDED_STATE:
+            _check_state_url(self.state)
+            self.state_password()
+
+    def state_password(self) -> str | None:
+        """The password, read anew, so that it is no part of this object and of what shows it.
+
+        Raises:
+            ConfigError: The file can't be read.
+        """
+        if self.state_password_file is None:
+            return os.environ.get("OCTAVO_STATE_PASSWORD") or None
+        try:
+            return Path(self.state_password_file).read_text("utf-8").rstrip("\r\n") or None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise ConfigError(f"state_password_file: {self.state_password_file}: {reason}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatewayConfig(ServiceConfig):
     """The public server: text in, text out."""
 
@@ -144,7 +184,7 @@ class GatewayConfig(ServiceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVManagerConfig(ServiceConfig):
+class KVManagerConfig(StateConfig, ServiceConfig):
     """The scheduler and the block tables."""
 
     port: int = setting(50052, "Port to listen on.", minimum=0, maximum=MAX_PORT)
@@ -166,14 +206,12 @@ class KVManagerConfig(ServiceConfig):
     max_sequences: int = _max_sequences()
     max_waiting_requests: int = setting(1024, "Most requests that wait; more are refused.", minimum=0)
     prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt prefixes.")
-    state: str = setting("embedded", "Where shared state lives: embedded (in this process) or a redis:// URL.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.executor_addresses()
         self.quotas()
-        if self.state != "embedded" and not self.state.startswith(("redis://", "rediss://", "unix://")):
-            raise ConfigError(f"state: neither 'embedded' nor a redis:// URL: {self.state!r}")
+        self.check_state()
 
     def executor_addresses(self) -> list[str]:
         """``host:port`` of each executor."""
@@ -280,6 +318,26 @@ class ExecutorConfig(ServiceConfig):
             message = f"{name}: neither an amount like 512MiB nor a share like 40%: {text!r}"
             raise ConfigError(message) from error
 
+
+def _check_state_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises where it is no number
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError:
+        raise ConfigError("state: not a URL such as redis://host:6379/0") from None
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ConfigError("state: neither 'embedded' nor a redis://, rediss:// or unix:// URL")
+    if parts.password is not None or "password" in options:
+        raise ConfigError(
+            "state: the URL must not hold a password, which other users of the machine could read; give it in the file"
+            " of state_password_file, or in OCTAVO_STATE_PASSWORD"
+        )
+    if unknown := sorted(options.keys() - _STATE_URL_OPTIONS):
+        raise ConfigError(f"state: the URL may have the options {', '.join(_STATE_URL_OPTIONS)}, not {unknown[0]!r}")
+
+
+_STATE_URL_OPTIONS = ("db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 _QUOTA_SETTINGS = {"reserved": "reserved_blocks", "max": "max_blocks", "weight": "weight"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Protocol, TypeAlias
 
@@ -11,7 +12,9 @@ import grpc
 from kvmanager.errors import OutOfOrder
 from octavo.v1 import executor_pb2, executor_pb2_grpc
 from services.rpc.server import inner_channel
-from services.state.store import LEASE_SECONDS, StateStore, StateUnavailable
+from services.state.executor_registry import LEASE_SECONDS
+from services.state.leadership import Holder, NotLeader
+from services.state.store import StateStore, StateUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +65,16 @@ class ExecutorLink:
     Args:
         address: where it is.
         store: gives epochs, is told of the executor.
+        group: of executors, which one KV manager has at a time.
+        holder: the KV manager, as it appears in the store.
         source: what it runs.
     """
 
-    def __init__(self, address: str, store: StateStore, source: StepSource) -> None:
+    def __init__(self, address: str, store: StateStore, group: str, holder: Holder, source: StepSource) -> None:
         self._address = address
         self._store = store
+        self._group = group
+        self._holder = holder
         self._source = source
         self._work = asyncio.Event()
         self._leaving = False
@@ -118,8 +125,12 @@ class ExecutorLink:
 
     async def _new_epoch(self, description: executor_pb2.DescribeResponse) -> int:
         """Higher than any the store or the executor has seen."""
+        leadership = self._store.leadership
         try:
-            return await self._store.next_epoch(description.model.name, above=description.epoch)
+            await leadership.lead(self._group, self._holder, LEASE_SECONDS)
+            return await leadership.next_epoch(self._group, self._holder, above=description.epoch)
+        except NotLeader as error:
+            raise _Detached("another KV manager leads the group", served=False) from error
         except StateUnavailable as error:
             log.warning("state store is away; the epoch is the executor's", extra={"error": str(error)})
             return int(description.epoch) + 1
@@ -159,7 +170,8 @@ class ExecutorLink:
 
     async def _keep_registered(self, description: executor_pb2.DescribeResponse) -> None:
         while True:
-            await self._store.register_executor(description.model.name, self._address, description.incarnation)
+            with contextlib.suppress(StateUnavailable):
+                await self._store.executors.register(self._group, self._address, description.incarnation)
             await asyncio.sleep(LEASE_SECONDS / 3)
 
 

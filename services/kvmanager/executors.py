@@ -10,6 +10,7 @@ from typing import Any
 
 from services.kvmanager.driver import POLL_SECONDS, Driver
 from services.kvmanager.executor_link import ExecutorLink
+from services.state.leadership import Holder
 from services.state.store import StateStore
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,11 @@ class Executors:
     Needs a running event loop.
     """
 
-    def __init__(self, driver: Driver, store: StateStore) -> None:
+    def __init__(self, driver: Driver, store: StateStore, group: str, holder: Holder) -> None:
         self._driver = driver
         self._store = store
+        self._group = group
+        self._holder = holder
         self._entries: dict[str, _Entry] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         driver.on_work = self._wake
@@ -58,7 +61,7 @@ class Executors:
         """
         if address in self._entries:
             raise AlreadyListed(address)
-        link = ExecutorLink(address, self._store, self._driver)
+        link = ExecutorLink(address, self._store, self._group, self._holder, self._driver)
         self._entries[address] = _Entry(link, self._start(link.run()))
 
     async def drain(self, address: str) -> None:

@@ -24,6 +24,7 @@ from services.kvmanager.watches import first_event, kv_events, watch_memory
 from services.process import run_service
 from services.rpc.server import Context, RpcServer
 from services.rpc.status import RpcError, abort
+from services.state.leadership import Holder
 from services.state.store import open_store
 from services.telemetry.tracing import make_tracing
 
@@ -171,7 +172,7 @@ class KVManagerService:
             limits = Limits(config.max_batched_tokens, config.max_sequences, config.max_waiting_requests)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self._store = open_store(config.state)
+        self._store = open_store(config.state, config.state_password())
         self._tracing = make_tracing("octavo-kvmanager", config.otlp_endpoint)
         traces = RequestTraces(self._tracing, time.time() - time.monotonic())
         manager = KVManager(
@@ -186,7 +187,10 @@ class KVManagerService:
         self._server = RpcServer(config, [SERVICE])
 
     async def start(self) -> None:
-        self._executors = Executors(self._driver, self._store)
+        await self._store.start()
+        # One that is started anew at its address has the lease that it had.
+        holder = Holder(self._config.address, "kvmanager")
+        self._executors = Executors(self._driver, self._store, self._config.executors, holder)
         self._discovery = Discovery(self._config.executor_addresses(), self._executors, self._driver)
         servicer = KVManagerServicer(self._driver, self._executors)
         kvmanager_pb2_grpc.add_KVManagerServiceServicer_to_server(servicer, self._server.grpc)

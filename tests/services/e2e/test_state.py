@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.state.store import LEASE_SECONDS, open_store
+from services.state.executor_registry import LEASE_SECONDS
 from tests.ports import free_port
 from tests.services.e2e.calls import Call
 from tests.services.e2e.conftest import MakeStack
@@ -15,8 +15,6 @@ from tests.services.e2e.processes import Processes, eventually
 from tests.services.e2e.redis_server import RedisServer, find_redis_server
 from tests.services.e2e.stack import Stack, describe
 from tests.services.e2e.tiny_model import Reference
-
-EPOCH = "octavo:1:{tiny}:epoch"
 
 
 @pytest.fixture
@@ -43,33 +41,31 @@ def check_streams(calls: list[Call], reference: Reference) -> None:
         assert call.result().token_ids == reference.greedy(reference.encode(f"stream {i}"), 400)
 
 
-def registration(stack: Stack) -> str:
-    return f"octavo:1:{{tiny}}:executor:{stack.executor.address}"
+def epoch_key(stack: Stack) -> str:
+    return f"octavo:1:{{{stack.executor.address}}}:epoch"
 
 
-async def test_epochs_never_fall_behind_those_given_out_while_redis_was_away(redis_server: RedisServer) -> None:
-    store = open_store(redis_server.url)
-    epochs = [await store.next_epoch("tiny", above) for above in (0, 0, 7, 7, 3)]
-    await store.close()
-    assert epochs == [1, 2, 8, 9, 10]
-    assert redis_server.client.get(EPOCH) == "10"
+def registered(redis_server: RedisServer, stack: Stack) -> str | None:
+    """Incarnation of the executor as the store has it."""
+    entry = redis_server.client.hget(f"octavo:1:{{{stack.executor.address}}}:executors", stack.executor.address)
+    return None if entry is None else entry.split(" ")[1]
 
 
 def test_epochs_and_the_executors_lease(make_stack: MakeStack, redis_server: RedisServer) -> None:
     """Each start of the KV manager takes a higher epoch, and says who serves the model for as long as that is true."""
     stack = make_stack(kvmanager={"state": redis_server.url})
     redis = redis_server.client
-    eventually(lambda: redis.exists(registration(stack)), what="the executor's registration")
-    assert set(redis.keys("*")) == {EPOCH, registration(stack)}
-    assert redis.get(registration(stack)) == describe(stack.executor.address).incarnation
-    assert 0 < redis.ttl(registration(stack)) <= LEASE_SECONDS
-    assert redis.ttl(EPOCH) == -1
-    epochs = [int(redis.get(EPOCH) or 0)]
+    eventually(lambda: registered(redis_server, stack), what="the executor's registration")
+    assert registered(redis_server, stack) == describe(stack.executor.address).incarnation
+    epoch = epoch_key(stack)
+    assert 0 < redis.ttl(epoch.replace("epoch", "executors")) <= LEASE_SECONDS
+    assert redis.ttl(epoch) == -1
+    epochs = [int(redis.get(epoch) or 0)]
     for _ in range(2):
         stack.kvmanager.kill()
         stack.kvmanager.start()
         stack.gateway.wait_until_serving()
-        epochs.append(int(redis.get(EPOCH) or 0))
+        epochs.append(int(redis.get(epoch) or 0))
         assert stack.caller.generate("x", max_tokens=1).complete
         assert stack.epoch() >= epochs[-1]
     assert epochs == sorted(set(epochs))
@@ -77,8 +73,11 @@ def test_epochs_and_the_executors_lease(make_stack: MakeStack, redis_server: Red
 
 def test_an_epoch_from_redis_is_used(make_stack: MakeStack, redis_server: RedisServer) -> None:
     """Also where it is far above what the executor has seen."""
-    redis_server.client.set(EPOCH, 10**12)
     stack = make_stack(kvmanager={"state": redis_server.url})
+    redis_server.client.set(epoch_key(stack), 10**12)
+    stack.kvmanager.kill()
+    stack.kvmanager.start()
+    stack.gateway.wait_until_serving()
     assert stack.caller.generate("x", max_tokens=1).complete
     assert stack.epoch() == 10**12 + 1
 
@@ -88,16 +87,15 @@ def test_redis_goes_and_returns_while_streams_run(
     make_stack: MakeStack, redis_server: RedisServer, reference: Reference, how: str
 ) -> None:
     stack = make_stack(kvmanager={"state": redis_server.url})
-    redis = redis_server.client
-    eventually(lambda: redis.exists(registration(stack)), what="the executor's registration")
+    eventually(lambda: registered(redis_server, stack), what="the executor's registration")
     calls = start_streams(stack)
     redis_server.kill() if how == "killed" else redis_server.pause()
     answer = stack.caller.generate("new", max_tokens=20, ignore_eos=True)
     assert answer.token_ids == reference.greedy(reference.encode("new"), 20)
     check_streams(calls, reference)
     redis_server.start() if how == "killed" else redis_server.go_on()
-    redis.delete(registration(stack))
-    eventually(lambda: redis.exists(registration(stack)), LEASE_SECONDS, "the registration once more")
+    redis_server.client.flushall()
+    eventually(lambda: registered(redis_server, stack), LEASE_SECONDS, "the registration once more")
     assert stack.caller.generate("x", max_tokens=1).complete
     stack.wait_until_idle()
 
@@ -116,8 +114,7 @@ def test_the_executor_returns_while_redis_is_away(
     redis_server.start()
     incarnation = describe(stack.executor.address).incarnation
     assert incarnation != before
-    key = registration(stack)
-    eventually(lambda: redis_server.client.get(key) == incarnation, LEASE_SECONDS, "the new registration")
+    eventually(lambda: registered(redis_server, stack) == incarnation, LEASE_SECONDS, "the new registration")
 
 
 def test_the_kv_manager_starts_without_redis(make_stack: MakeStack, reference: Reference) -> None:

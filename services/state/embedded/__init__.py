@@ -1,0 +1,1 @@
+"""State in the process itself: nothing to install, gone with it."""

@@ -32,6 +32,14 @@ class PermissionDenied(RequestError):
     """A field asks for something that this caller may not have."""
 
 
+class ScopeTooWide(PermissionDenied):
+    """A field asks for a wider cache scope than the caller's key allows."""
+
+
+class Unauthenticated(Exception):
+    """It is not known who is asking."""
+
+
 class TokenizerError(Exception):
     """A tokenizer that cannot be used: a broken file or a kind that is not supported."""
 

@@ -66,7 +66,7 @@ class Gateway:
         Raises:
             InvalidArgument: A field is wrong.
             NotFound: The model is not served here.
-            PermissionDenied: The caller has not joined a shared namespace that it names.
+            PermissionDenied: The caller has not joined a shared namespace that it names, or may not ask for a scope.
         """
         self._check_model(request.model)
         check_request_id(request.request_id)
@@ -109,13 +109,13 @@ class Gateway:
         Raises:
             InvalidArgument: A field is wrong, the prompt fills no block, or only this request could reuse it.
             NotFound: The model is not served here.
-            PermissionDenied: The caller has not joined a shared namespace that it names.
+            PermissionDenied: The caller has not joined a shared namespace that it names, or may not ask for a scope.
         """
         self._check_model(request.model)
         check_timeout(request.timeout)
         check_ttl(request.ttl)
         assert request.ttl is not None
-        check_reusable(request.prompt, request.scope)
+        check_reusable(request.prompt, request.scope or identity.default_scope)
         token_ids, spans = self._encode(request.prompt, request.scope, limits, identity)
         field, sampling = _field(request.prompt), SamplingParams()
         check_length(field, len(token_ids), sampling, limits)
@@ -174,10 +174,10 @@ class Gateway:
             raise NotFound("model", f"only {self.model_name!r} is served here, not {model!r}")
 
     def _encode(
-        self, prompt: Prompt | None, stated: CacheScope, limits: ModelLimits, identity: Identity
+        self, prompt: Prompt | None, stated: CacheScope | None, limits: ModelLimits, identity: Identity
     ) -> tuple[list[int], tuple[ScopeSpan, ...]]:
         """A prompt's token ids and their scopes."""
-        narrowed = narrowing(prompt, stated, RequestScopes(identity, self._random_bits))
+        narrowed = narrowing(prompt, stated or identity.default_scope, RequestScopes(identity, self._random_bits))
         token_ids, counts = self._prompts.encode(prompt, limits, [start for start, _ in narrowed[1:]])
         return token_ids, scope_spans(narrowed, counts, len(token_ids))
 

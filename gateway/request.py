@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from gateway.scope import TENANT_SCOPE, CacheScope
+from gateway.scope import CacheScope
 
 
 class EarlyStopping(Enum):
@@ -116,7 +116,7 @@ class GenerationRequest:
         timeout: Most seconds the request may take, queueing included. None: no limit.
         request_id: Empty: the gateway chooses one.
         priority: Higher goes first, where the backend's policy reads it.
-        scope: Of the prompt, where a segment does not say it itself.
+        scope: Of the prompt, where a segment does not say it itself. None: `Identity.default_scope`.
         report_progress: Also say how much of the prompt has been computed.
         response_interval: Seconds of which tokens are sent together. None: as the gateway likes.
     """
@@ -127,7 +127,7 @@ class GenerationRequest:
     timeout: float | None = None
     request_id: str = ""
     priority: int = 0
-    scope: CacheScope = TENANT_SCOPE
+    scope: CacheScope | None = None
     report_progress: bool = False
     response_interval: float | None = None
 
@@ -141,11 +141,11 @@ class PinRequest:
         ttl: Seconds that it stays. None: the client gave none, which is refused.
         model: Empty: the only model that is served.
         timeout: Most seconds that computing it may take, queueing included. None: no limit.
-        scope: Of the prompt, where a segment does not say it itself.
+        scope: Of the prompt, where a segment does not say it itself. None: `Identity.default_scope`.
     """
 
     prompt: Prompt | None
     ttl: float | None
     model: str = ""
     timeout: float | None = None
-    scope: CacheScope = TENANT_SCOPE
+    scope: CacheScope | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gateway.errors import InvalidArgument, PermissionDenied
+from gateway.errors import InvalidArgument, PermissionDenied, ScopeTooWide
 
 DEFAULT_NAME = "default"
 MAX_NAME_LENGTH = 64
@@ -52,11 +52,18 @@ class Identity:
         tenant: Whom memory is charged to.
         app: One of the tenant's applications.
         shared_namespaces: Those that the tenant has joined.
+        widest_scope: The widest that the caller may ask for.
     """
 
     tenant: str = DEFAULT_NAME
     app: str = DEFAULT_NAME
     shared_namespaces: frozenset[str] = frozenset()
+    widest_scope: ScopeLevel = ScopeLevel.SHARED
+
+    @property
+    def default_scope(self) -> CacheScope:
+        """Of a request that states none: the tenant, or the widest that the caller may ask for."""
+        return CacheScope(max(ScopeLevel.TENANT, self.widest_scope))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +109,15 @@ class RequestScopes:
 
         Raises:
             InvalidArgument: None is stated that is known here. It could be a narrower one, so it is not guessed.
+            ScopeTooWide: The caller may not ask for one that reaches so far.
             PermissionDenied: The tenant has not joined the shared namespace.
         """
         tenant, app = self._identity.tenant, self._identity.app
         if scope.level is None:
             raise InvalidArgument(field, "must be one of request, app, tenant and shared")
+        if scope.level < self._identity.widest_scope:
+            widest = self._identity.widest_scope.name.lower()
+            raise ScopeTooWide(field, f"reaches further than this key may: {widest} is the widest")
         if scope.level is ScopeLevel.SHARED:
             self._check_joined(scope.namespace, f"{field}.shared")
             return Scope(_salt("shared", scope.namespace), scope.level, f"shared:{scope.namespace}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from gateway.errors import InvalidArgument, NotFound, PermissionDenied, RequestError
+from gateway.errors import InvalidArgument, NotFound, PermissionDenied, RequestError, ScopeTooWide
 from gateway.output import Chunk, FinishReason, TokenLogprobs
 from gateway.prepared import BeamSearch, PreparedRequest
 from gateway.request import (
@@ -63,7 +63,7 @@ def decode_request(message: inference_pb2.GenerateRequest) -> GenerationRequest:
         timeout=_seconds(message.timeout) if message.HasField("timeout") else None,
         request_id=message.request_id,
         priority=message.priority,
-        scope=_decode_scope(message.cache_scope) if message.HasField("cache_scope") else TENANT_SCOPE,
+        scope=_decode_scope(message.cache_scope) if message.HasField("cache_scope") else None,
         report_progress=message.report_progress,
         response_interval=_seconds(message.response_interval) if message.HasField("response_interval") else None,
     )
@@ -75,7 +75,7 @@ def decode_pin_request(message: inference_pb2.PinPrefixRequest) -> PinRequest:
         ttl=_seconds(message.ttl) if message.HasField("ttl") else None,
         model=message.model,
         timeout=_seconds(message.timeout) if message.HasField("timeout") else None,
-        scope=_decode_scope(message.cache_scope) if message.HasField("cache_scope") else TENANT_SCOPE,
+        scope=_decode_scope(message.cache_scope) if message.HasField("cache_scope") else None,
     )
 
 
@@ -274,7 +274,8 @@ def core_error(error: RequestError) -> RpcError:
     if isinstance(error, NotFound):
         return RpcError(grpc.StatusCode.NOT_FOUND, str(error), "MODEL_NOT_FOUND", error.field)
     if isinstance(error, PermissionDenied):
-        return RpcError(grpc.StatusCode.PERMISSION_DENIED, str(error), "NAMESPACE_NOT_JOINED", error.field)
+        reason = "SCOPE_TOO_WIDE" if isinstance(error, ScopeTooWide) else "NAMESPACE_NOT_JOINED"
+        return RpcError(grpc.StatusCode.PERMISSION_DENIED, str(error), reason, error.field)
     assert isinstance(error, InvalidArgument)
     return RpcError(grpc.StatusCode.INVALID_ARGUMENT, str(error), "INVALID_ARGUMENT", error.field)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidArgument, PermissionDenied
+from gateway.errors import InvalidArgument, PermissionDenied, ScopeTooWide
 from gateway.scope import CacheScope, Identity, RequestScopes, Scope, ScopeLevel, is_name
 
 REQUEST, APP, TENANT = (CacheScope(level) for level in (ScopeLevel.REQUEST, ScopeLevel.APP, ScopeLevel.TENANT))
@@ -86,3 +86,25 @@ def test_refusals(scope: CacheScope, error: type[InvalidArgument], field: str, m
 def test_names() -> None:
     assert all(is_name(name) for name in ("a", "A-b_c.9", "x" * 64))
     assert not any(is_name(name) for name in ("", "x" * 65, "a b", "ä", "a/b", "shared:docs", "a\n"))
+
+
+@pytest.mark.parametrize("widest", ScopeLevel)
+def test_a_caller_can_only_narrow(widest: ScopeLevel) -> None:
+    caller = Identity("acme", "search", frozenset({"docs"}), widest)
+    whole = Identity("acme", "search", frozenset({"docs"}))
+    for scope in (DOCS, TENANT, APP):
+        assert scope.level is not None
+        if scope.level >= widest:
+            assert resolve(scope, caller) == resolve(scope, whole)
+        else:
+            with pytest.raises(ScopeTooWide, match=f"{widest.name.lower()} is the widest") as refused:
+                resolve(scope, caller)
+            assert refused.value.field == "cache_scope"
+    assert caller.default_scope == CacheScope(max(widest, ScopeLevel.TENANT))
+
+
+def test_of_namespaces_that_are_too_wide_not_even_their_names_are_looked_at() -> None:
+    caller = Identity("acme", "search", frozenset({"docs"}), ScopeLevel.TENANT)
+    for namespace in ("docs", "unknown", "no name"):
+        with pytest.raises(ScopeTooWide):
+            resolve(CacheScope(ScopeLevel.SHARED, namespace), caller)

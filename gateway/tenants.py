@@ -85,4 +85,5 @@ class Directory:
 
     def namespaces(self, tenant: str) -> frozenset[str]:
         """The shared namespaces that a tenant has joined."""
-        return self.tenant(tenant).namespaces.union(name for name, tenants in self._members.items() if tenant in tenants)
+        configured = (name for name, tenants in self._members.items() if tenant in tenants)
+        return self.tenant(tenant).namespaces.union(configured)

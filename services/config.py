@@ -77,6 +77,14 @@ def _max_sequences() -> Any:
     return setting(256, "Most sequences that run at once; of the KV manager and the executor likewise.", minimum=1)
 
 
+def _tenants_file() -> Any:
+    return setting(
+        None,
+        "File with tenants and their hashed API keys, as 'octavo tenant --tenants-file' writes it, in place of those in"
+        " the state store. The gateway's and the KV manager's.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServiceConfig:
     """What every process has."""
@@ -159,6 +167,12 @@ class GatewayConfig(ServiceConfig):
     )
     shared_namespaces: str | None = setting(
         None, "Which tenants joined which shared cache namespaces, such as 'docs=acme,beta;law=acme'."
+    )
+    tenants_file: str | None = _tenants_file()
+    insecure: bool = setting(
+        False,
+        "Listen elsewhere than on loopback, too, while no tenant is configured and whoever comes is served without a"
+        " key.",
     )
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
-"""Ports of this machine: which are free, which are not."""
+"""Addresses and ports of this machine: which are its own alone, which are free."""
 
+import ipaddress
 import socket
 
 from services.config import ConfigError, join_address
@@ -33,3 +34,12 @@ def check_free(host: str, port: int) -> None:
         ConfigError: As `bind`.
     """
     bind(host, port).close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there. A host that nobody knows is not taken for it."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)

@@ -1,61 +1,98 @@
-"""Who is calling: tenant and app, from the call's metadata where a proxy in front can be trusted to set it."""
+"""Who is calling: told by an API key, or by a proxy in front that can be trusted to say it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import grpc
 
+from gateway.errors import Unauthenticated
 from gateway.scope import DEFAULT_NAME, NAME_RULE, Identity, is_name
+from services.gateway.directory import DirectoryFeed
 from services.rpc.status import RpcError
 
 TENANT_KEY = "octavo-tenant"
 APP_KEY = "octavo-app"
+AUTHORIZATION_KEY = "authorization"
+
+UNKNOWN_RETRY_SECONDS = 1.0
+
+Metadata: TypeAlias = "Sequence[tuple[str, str | bytes]]"
+
+KEY_NEEDED = "the call needs a valid API key, as metadata 'authorization: Bearer KEY'"
+"""Said whatever is wrong with the key."""
 
 
 class Callers:
     """Tells callers apart.
 
     Args:
-        trusted: Whether the metadata says who is calling. If not, all callers are one tenant's.
-        namespace_members: The tenants that joined each shared namespace.
+        feed: The tenants.
+        trusted: The metadata says who is calling.
+        open_without_tenants: While there are no tenants, everybody is let in, as one tenant.
     """
 
-    def __init__(self, trusted: bool, namespace_members: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, feed: DirectoryFeed, *, trusted: bool, open_without_tenants: bool) -> None:
+        self._feed = feed
         self._trusted = trusted
-        self._members = namespace_members
+        self._open = open_without_tenants
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]]) -> Identity:
         """The caller's identity, from a call's metadata.
 
         Raises:
-            RpcError: UNAUTHENTICATED: no tenant is given, what is given is no name, or there are several, as when a
-                client sets one beside the proxy's.
+            RpcError: UNAUTHENTICATED: no valid key, or no clear word of the proxy. UNAVAILABLE: the tenants are not
+                known yet.
         """
-        if not self._trusted:
-            return self._identity(DEFAULT_NAME, DEFAULT_NAME)
         given = list(metadata)
-        tenant = _name(given, TENANT_KEY)
-        if tenant is None:
-            raise _unauthenticated(f"the call's metadata has no {TENANT_KEY}")
-        return self._identity(tenant, _name(given, APP_KEY) or DEFAULT_NAME)
+        directory = self._feed.directory
+        if self._trusted:
+            tenant, app = _stated(given)
+            return Identity(tenant, app, directory.namespaces(tenant))
+        if not self._feed.known:
+            message = "the tenants are not known yet: the state store is away"
+            raise RpcError(grpc.StatusCode.UNAVAILABLE, message, "TENANTS_UNKNOWN", retry_after=UNKNOWN_RETRY_SECONDS)
+        if directory.empty and self._open:
+            return Identity(shared_namespaces=directory.namespaces(DEFAULT_NAME))
+        try:
+            return directory.authenticate(_bearer(given))
+        except Unauthenticated:
+            raise _unauthenticated(KEY_NEEDED, "API_KEY_NEEDED") from None
 
-    def _identity(self, tenant: str, app: str) -> Identity:
-        joined = frozenset(name for name, tenants in self._members.items() if tenant in tenants)
-        return Identity(tenant, app, joined)
+
+def _bearer(metadata: Metadata) -> str:
+    """The key that a call brings; empty where there is none, or several."""
+    values = [value for name, value in metadata if name == AUTHORIZATION_KEY]
+    if len(values) != 1 or not isinstance(values[0], str):
+        return ""
+    scheme, _, key = values[0].partition(" ")
+    return key.strip(" ") if scheme.lower() == "bearer" else ""
 
 
-def _name(metadata: list[tuple[str, str | bytes]], key: str) -> str | None:
+def _stated(metadata: Metadata) -> tuple[str, str]:
+    """Tenant and app as the proxy says. Several, as when a client sets one beside the proxy's, are no clear word."""
+    tenant = _name(metadata, TENANT_KEY)
+    if tenant is None:
+        raise _unclear(f"the call's metadata has no {TENANT_KEY}")
+    return tenant, _name(metadata, APP_KEY) or DEFAULT_NAME
+
+
+def _name(metadata: Metadata, key: str) -> str | None:
     values = [value for name, value in metadata if name == key]
     if not values:
         return None
     (value, *others) = values
     if others:
-        raise _unauthenticated(f"the call's metadata has more than one {key}")
+        raise _unclear(f"the call's metadata has more than one {key}")
     if not isinstance(value, str) or not is_name(value):
-        raise _unauthenticated(f"{key} in the call's metadata must be {NAME_RULE}")
+        raise _unclear(f"{key} in the call's metadata must be {NAME_RULE}")
     return value
 
 
-def _unauthenticated(message: str) -> RpcError:
-    return RpcError(grpc.StatusCode.UNAUTHENTICATED, message, "BAD_IDENTITY")
+def _unclear(message: str) -> RpcError:
+    return _unauthenticated(message, "BAD_IDENTITY")
+
+
+def _unauthenticated(message: str, reason: str) -> RpcError:
+    return RpcError(grpc.StatusCode.UNAUTHENTICATED, message, reason)

@@ -10,11 +10,12 @@ from gateway.errors import TokenizerError
 from gateway.gateway import Gateway
 from gateway.loading import load_tokenizer
 from services.config import ConfigError, GatewayConfig
-from services.gateway.identity import Callers
+from services.gateway.door import Door
 from services.gateway.kvmanager_link import KVManagerLink
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.process import run_service
 from services.rpc.server import RpcServer
+from services.state.tenants import EmbeddedTenants
 from services.telemetry.tracing import make_tracing
 
 # So many cost a core some percent of its time.
@@ -28,23 +29,24 @@ class GatewayService:
         self._config = config
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE], config.max_message_bytes)
+        self._door = Door(config, EmbeddedTenants())
         self._changed = asyncio.Event()
         responses_per_second = config.max_responses_per_second or _RESPONSES_PER_SECOND * (os.cpu_count() or 1)
         self._link = KVManagerLink(config.kvmanager, self._changed.set, responses_per_second)
 
     async def start(self) -> None:
+        await self._door.open()
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, self._config.model)
             gateway = Gateway(tokenizer, self._config.model_name, now=datetime.now)
         except TokenizerError as error:
             raise ConfigError(str(error)) from error
-        callers = Callers(self._config.trusted_identity, self._config.namespace_members())
-        servicer = GenerationServicer(gateway, self._link, callers, self._tracing, self._server.count)
+        servicer = GenerationServicer(gateway, self._link, self._door.callers, self._tracing, self._server.count)
         self._server.grpc.add_generic_rpc_handlers([servicer.handlers()])
         await self._server.start()
 
     async def run(self) -> None:
-        await asyncio.gather(self._link.run(), self._report_health())
+        await asyncio.gather(self._link.run(), self._door.feed.run(), self._report_health())
 
     async def _report_health(self) -> None:
         """SERVING while the way to an executor is open."""

@@ -155,6 +155,7 @@ class GenerationServicer:
     # Questions about the model
 
     async def tokenize(self, data: bytes, context: Context) -> inference_pb2.TokenizeResponse:
+        self._callers.identify(context.invocation_metadata() or ())
         message = parse(inference_pb2.TokenizeRequest, data)
         token_ids = await self._in_core(
             data, lambda limits: self._gateway.tokenize(decode_prompt(message.prompt), limits, model=message.model)
@@ -162,6 +163,7 @@ class GenerationServicer:
         return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=self._link.model.max_model_len)
 
     async def list_models(self, data: bytes, context: Context) -> inference_pb2.ListModelsResponse:
+        self._callers.identify(context.invocation_metadata() or ())
         parse(inference_pb2.ListModelsRequest, data)
         model = inference_pb2.Model()
         model.CopyFrom(self._link.model)

@@ -10,13 +10,28 @@ import grpc
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 
 DOMAIN = "octavo"
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 """grpc.StatusCode by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExceededQuota:
+    """A limit that a call would exceed.
+
+    Attributes:
+        subject: whose it is, as of google.rpc.QuotaFailure.
+        limit: its name.
+        value: what it is.
+    """
+
+    subject: str
+    limit: str
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +42,7 @@ class RpcError(Exception):
         reason: upper-case constant, for programs.
         field: the field of the request at fault, if one is.
         retry_after: seconds after which to try again; None: no advice.
+        quota: the limit that is exceeded, if one is.
     """
 
     code: grpc.StatusCode
@@ -34,6 +50,7 @@ class RpcError(Exception):
     reason: str
     field: str = ""
     retry_after: float | None = None
+    quota: ExceededQuota | None = None
 
     def __str__(self) -> str:
         return self.message
@@ -60,7 +77,15 @@ def _details(error: RpcError) -> list[Message]:
         delay = Duration()
         delay.FromNanoseconds(int(error.retry_after * 1e9))
         details.append(RetryInfo(retry_delay=delay))
+    if error.quota is not None:
+        details.append(QuotaFailure(violations=[_violation(error.quota, error.message)]))
     return details
+
+
+def _violation(quota: ExceededQuota, description: str) -> QuotaFailure.Violation:
+    return QuotaFailure.Violation(
+        subject=quota.subject, description=description, quota_metric=quota.limit, quota_value=quota.value
+    )
 
 
 def _packed(details: Sequence[Message]) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 import tokenizers
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.client import AsyncClient, OctavoError, Segment
@@ -68,11 +69,12 @@ class Bench:
         return [response async for response in self.client.generate(prompt, **arguments)]
 
     async def wait_until_ready(self) -> None:
-        for _ in range(6000):
-            try:
-                await self.client.models()
-                return
-            except OctavoError:  # not attached yet
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for _ in range(6000):
+                answer = await health.Check(health_pb2.HealthCheckRequest())
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
                 await asyncio.sleep(0.005)
         pytest.fail("the gateway never became ready")
 

@@ -1,0 +1,66 @@
+"""Where the tenants are kept that a gateway knows, and whether it may listen where it was told to."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from services.config import ConfigError, GatewayConfig
+from services.gateway.directory import DirectoryFeed
+from services.gateway.identity import Callers
+from services.ports import is_loopback
+from services.state.store import StateUnavailable
+from services.state.tenants import TenantStore
+from services.state.tenants_file import TenantsFile
+
+log = logging.getLogger(__name__)
+
+
+class Door:
+    """Who may come in.
+
+    Attributes:
+        feed: The tenants.
+        callers: Tells whose a call is.
+    """
+
+    def __init__(self, config: GatewayConfig, tenants: TenantStore) -> None:
+        """Opens nothing yet.
+
+        Args:
+            tenants: The state store's, where the configuration names no file.
+        """
+        self._config = config
+        self._may_be_open = is_loopback(config.host) or config.insecure or config.trusted_identity
+        if config.tenants_file is not None:
+            tenants = TenantsFile(Path(config.tenants_file))
+        self.feed = DirectoryFeed(tenants, config.namespace_members())
+        self.callers = Callers(
+            self.feed,
+            trusted=config.trusted_identity,
+            # Who names a file wants keys, also while nobody has one.
+            open_without_tenants=self._may_be_open and config.tenants_file is None,
+        )
+
+    async def open(self) -> None:
+        """Learns of the tenants. A state store that is away is no reason not to start: nobody is let in before.
+
+        Raises:
+            ConfigError: The tenants file can't be read, or nobody would be kept out although others than this machine
+                can come.
+        """
+        try:
+            await self.feed.refresh()
+        except StateUnavailable as error:
+            if self._config.tenants_file is not None:
+                raise ConfigError(f"tenants_file: {error}") from error
+            log.warning("tenants can't be read; nobody is let in until then", extra={"error": str(error)})
+            return
+        if self.feed.directory.empty and not self._may_be_open:
+            raise ConfigError(
+                f"host: others can reach {self._config.host}, and there is no tenant yet, so whoever comes would be"
+                " served. Add a tenant ('octavo tenant add'), or say --insecure, or --trusted-identity behind a proxy"
+                " that says who is calling"
+            )
+        if self.feed.directory.empty and self._config.tenants_file is not None:
+            log.warning("the tenants file has no tenants: nobody is let in until one is added")

@@ -188,14 +188,14 @@ def test_refusal_names_status_and_field(address: str) -> None:
 
 
 def test_full_queue_says_when_to_come_back(address: str) -> None:
-    with Client(address) as client, pytest.raises(OctavoError) as caught:
+    with Client(address, retry=None) as client, pytest.raises(OctavoError) as caught:
         list(client.generate("full"))
     assert caught.value.reason == "QUEUE_FULL"
     assert caught.value.retry_after == 1.5
 
 
 def test_unavailable_server_is_not_an_unreachable_one(address: str) -> None:
-    with Client(address) as client, pytest.raises(OctavoError) as caught:
+    with Client(address, retry=None) as client, pytest.raises(OctavoError) as caught:
         list(client.generate("draining"))
     assert caught.value.status is grpc.StatusCode.UNAVAILABLE
     assert caught.value.from_server
@@ -204,7 +204,7 @@ def test_unavailable_server_is_not_an_unreachable_one(address: str) -> None:
 def test_unreachable_address() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        with Client(f"127.0.0.1:{held.getsockname()[1]}") as client, pytest.raises(OctavoError) as caught:
+        with Client(f"127.0.0.1:{held.getsockname()[1]}", retry=None) as client, pytest.raises(OctavoError) as caught:
             client.models()
     assert caught.value.status is grpc.StatusCode.UNAVAILABLE
     assert not caught.value.from_server

@@ -402,6 +402,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo")
 
 
+def read_api_key(file: str | None) -> str | None:
+    """The key that a client calls with: from a file, else from ``$OCTAVO_API_KEY``; never from the command line.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    if file is None:
+        return os.environ.get("OCTAVO_API_KEY") or None
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"api_key_file: cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
 def read_toml(path: Path, commands: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
     """Settings from a TOML file with one table for each command, such as ``[executor]``.
 

@@ -142,7 +142,9 @@ class AsyncClient:
         retries = self._retries(timeout)
         if self._policy is not None:
             # Finds a server that answers: this call is not sent again where nobody knows whether it was done.
-            await self._call("ListModels", inference_pb2.ListModelsRequest(), UnaryCall(retries))
+            await self._call(
+                "ListModels", inference_pb2.ListModelsRequest(), UnaryCall(retries, server_knows_timeout=True)
+            )
         call = UnaryCall(retries, repeatable=False, server_knows_timeout=True)
         pin: inference_pb2.Pin = (await self._call("PinPrefix", request, call)).pin
         return pin

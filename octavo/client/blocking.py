@@ -164,7 +164,7 @@ class Client:
         retries = self._retries(timeout)
         if self._policy is not None:
             # Finds a server that answers: this call is not sent again where nobody knows whether it was done.
-            self._call("ListModels", inference_pb2.ListModelsRequest(), UnaryCall(retries))
+            self._call("ListModels", inference_pb2.ListModelsRequest(), UnaryCall(retries, server_knows_timeout=True))
         call = UnaryCall(retries, repeatable=False, server_knows_timeout=True)
         pin: inference_pb2.Pin = self._call("PinPrefix", request, call).pin
         return pin

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from services.cli.connection import open_client
 from services.cli.errors import REFUSED, UNUSABLE, CommandError, talking_to
-from services.cli.options import RequestOptions, SamplingOptions, ServerOptions, expand
+from services.cli.options import ClientOptions, RequestOptions, SamplingOptions, expand
 from services.cli.output import streamed_text
 
 if TYPE_CHECKING:
@@ -20,19 +21,17 @@ _QUIT = "/quit"
 
 @expand
 def chat(
-    server: ServerOptions,
+    server: ClientOptions,
     sampling: SamplingOptions,
     request: RequestOptions,
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     model: Annotated[str, typer.Option(help="Name of the model; the only one when absent.")] = "",
 ) -> None:
     """Talk with the model. Without a terminal, each line of stdin is one message."""
-    from octavo.client import Client
-
     interactive = sys.stdin.isatty()
     options = sampling.values() | asdict(request) | {"model": model}
     history = [{"role": "system", "content": system}] if system else []
-    with Client(server.address) as client:
+    with open_client(server) as client:
         with talking_to(server.address):
             name = model or ", ".join(each.name for each in client.models(timeout=10.0))
         if interactive:

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from services.cli.errors import REFUSED, UNUSABLE, CommandError, talking_to
-from services.cli.options import ServerOptions, expand
+from services.cli.connection import connected
+from services.cli.errors import REFUSED, UNUSABLE, CommandError
+from services.cli.options import ClientOptions, ServerOptions, expand
 
 # Every process answers for "" (itself) and for the services that it has.
 _SERVICES = ("", "octavo.v1.GenerationService", "octavo.v1.KVManagerService", "octavo.v1.ExecutorService")
@@ -14,11 +15,9 @@ _Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.")]
 
 
 @expand
-def models(server: ServerOptions, timeout: _Timeout = 10.0) -> None:
+def models(server: ClientOptions, timeout: _Timeout = 10.0) -> None:
     """List the models that a server has, with their limits."""
-    from octavo.client import Client
-
-    with talking_to(server.address), Client(server.address) as client:
+    with connected(server) as client:
         found = client.models(timeout)
     width = max((len(model.name) for model in found), default=0)
     for model in found:

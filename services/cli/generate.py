@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from services.cli.errors import talking_to
-from services.cli.options import RequestOptions, SamplingOptions, ServerOptions, expand
+from services.cli.connection import connected
+from services.cli.options import ClientOptions, RequestOptions, SamplingOptions, expand
 from services.cli.output import describe_usage, streamed_text
 from services.config import setting
 
@@ -33,7 +33,7 @@ class SearchOptions:
 @expand
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue, taken as it is.")],
-    server: ServerOptions,
+    server: ClientOptions,
     search: SearchOptions,
     sampling: SamplingOptions,
     request: RequestOptions,
@@ -53,9 +53,7 @@ def generate(
     ] = False,
 ) -> None:
     """Continue a text. One answer is streamed; several are printed when all are there."""
-    from octavo.client import Client
-
-    with talking_to(server.address), Client(server.address) as client:
+    with connected(server) as client:
         responses = client.generate(
             prompt,
             model=model,

@@ -27,7 +27,7 @@ _COMMON = {each.name for each in fields(ServiceConfig)} - _PLACES
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Which server a client command talks to."""
+    """Which process a command asks about itself."""
 
     address: str = setting(
         join_address(GatewayConfig.host, GatewayConfig.port), "Address of the server.", envvar="OCTAVO_ADDRESS"
@@ -35,6 +35,28 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_address("address", self.address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """Which gateways a client command talks to, and who is calling."""
+
+    address: str = setting(
+        join_address(GatewayConfig.host, GatewayConfig.port),
+        "Address of the server; several, with commas between, are tried in turn.",
+        envvar="OCTAVO_ADDRESS",
+    )
+    api_key_file: str | None = setting(
+        None, "File that holds the API key to call with; the one in OCTAVO_API_KEY when absent."
+    )
+
+    def __post_init__(self) -> None:
+        for address in self.addresses():
+            check_address("address", address)
+
+    def addresses(self) -> list[str]:
+        """``host:port`` of each server."""
+        return [address.strip() for address in self.address.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)

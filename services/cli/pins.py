@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli.connection import connected
 from services.cli.durations import format_duration, parse_duration
-from services.cli.errors import talking_to
-from services.cli.options import ServerOptions, check_cache_scope, expand
+from services.cli.options import ClientOptions, check_cache_scope, expand
 from services.cli.output import some
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.")]
 @expand
 def pin(
     prompt: Annotated[str, typer.Argument(help="Text to keep, taken as it is.")],
-    server: ServerOptions,
+    server: ClientOptions,
     ttl: Annotated[str, typer.Option(help="How long it stays, such as 90s, 1h30m or 2d; at most 30d.")],
     cache_scope: Annotated[
         str | None, typer.Option(help="Who may reuse it: app, tenant or shared:NAME; the tenant when absent.")
@@ -30,31 +30,25 @@ def pin(
     check_cache_scope(cache_scope)
     seconds = parse_duration("ttl", ttl)
 
-    from octavo.client import Client
-
-    with talking_to(server.address), Client(server.address) as client:
+    with connected(server) as client:
         _show(client.pin(prompt, seconds, model=model, cache_scope=cache_scope, timeout=timeout))
 
 
 @expand
 def unpin(
     pin_id: Annotated[str, typer.Argument(metavar="ID", help="Which pin, as pin and pins show it.")],
-    server: ServerOptions,
+    server: ClientOptions,
     timeout: _Timeout = 10.0,
 ) -> None:
     """Let go of a pinned prompt."""
-    from octavo.client import Client
-
-    with talking_to(server.address), Client(server.address) as client:
+    with connected(server) as client:
         client.unpin(pin_id, timeout)
 
 
 @expand
-def pins(server: ServerOptions, timeout: _Timeout = 10.0) -> None:
+def pins(server: ClientOptions, timeout: _Timeout = 10.0) -> None:
     """List the prompts that are pinned."""
-    from octavo.client import Client
-
-    with talking_to(server.address), Client(server.address) as client:
+    with connected(server) as client:
         for each in client.pins(timeout):
             _show(each)
 

@@ -16,6 +16,7 @@ import pytest
 from octavo.v1 import common_pb2
 from services.cli.durations import format_duration, parse_duration
 from services.config import ConfigError, ExecutorConfig, KVManagerConfig
+from tests.services.scripted_gateways import LENGTHS, Fault, World, gateways, text_until
 from tests.services.scripted_server import SERVICE, ScriptedGeneration, running
 
 OCTAVO = [sys.executable, "-m", "services.cli.app"]
@@ -153,6 +154,35 @@ def test_the_address_may_come_from_the_environment_or_a_file(nowhere: str, addre
     assert nowhere in complaint(octavo("--config", str(file), "models"), 2)
     assert octavo("--config", str(file), "models", OCTAVO_ADDRESS=address).returncode == 0
     assert octavo("models", "--address", address, OCTAVO_ADDRESS=nowhere).returncode == 0
+
+
+def test_the_api_key_comes_from_the_environment_or_a_file(
+    address: str, servicer: ScriptedGeneration, tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("from-a-file\n")
+    ask = ["pins", "--address", address]
+    for more, environment, sent in [
+        ([], {"OCTAVO_API_KEY": "from-env"}, "Bearer from-env"),
+        (["--api-key-file", str(file)], {"OCTAVO_API_KEY": "from-env"}, "Bearer from-a-file"),
+    ]:
+        assert octavo(*ask, *more, **environment).returncode == 0
+        assert servicer.metadata.get("authorization") == sent
+    file.write_text("no key")
+    words = complaint(octavo(*ask, "--api-key-file", str(file)), 2)
+    assert "api_key" in words
+    assert "no key" not in words
+
+
+def test_a_server_that_is_away_and_one_that_breaks_off(nowhere: str) -> None:
+    """The next one goes on."""
+    with gateways(2) as servers:
+        world = World(faults=[None, Fault(3)])  # Resume is asked first, and knows nothing
+        for server in servers.values():
+            server.world = world
+        done = octavo("generate", "--prompt", "x", "--address", ",".join([nowhere, *servers]))
+        assert (done.returncode, done.stdout.splitlines()[0], done.stderr) == (0, text_until(0, LENGTHS[0]), "")
+        assert world.served_by[-1] == 1
 
 
 def test_models(address: str) -> None:

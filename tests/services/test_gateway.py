@@ -57,7 +57,7 @@ class Bench:
     def __init__(self, kvmanager: ScriptedKVManager, address: str) -> None:
         self.kvmanager = kvmanager
         self.address = address
-        self.client = AsyncClient(address)
+        self.client = AsyncClient(address, retry=None)
 
     @property
     def submission(self) -> kvmanager_pb2.Submission:

@@ -52,7 +52,7 @@ class StateStore(Protocol):
         """Must come before everything else. A store that is away now is no error: it is watched from here on.
 
         Raises:
-            ConfigError: a newer version of the program has written it.
+            ConfigError: another version of the program has written it, in a way that this one does not know.
         """
 
     async def close(self) -> None:

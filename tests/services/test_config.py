@@ -273,3 +273,46 @@ def test_a_model_is_called_by_its_folder_or_file(path: str, name: str) -> None:
 
 def test_ipv6_address() -> None:
     assert KVManagerConfig(host="::1", port=1).address == "[::1]:1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://localhost", "redis://user@10.0.0.1:6379/2", "rediss://[::1]:1/0?ssl_ca_certs=/ca", "unix:///s?db=1"],
+)
+def test_where_state_lives(url: str) -> None:
+    assert KVManagerConfig(state=url).state == url
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("redis://:s3cret@localhost", "state: the URL must not hold a password"),
+        ("redis://user:s3cret@localhost/0", "state: the URL must not hold a password"),
+        ("unix:///s?password=s3cret", "state: the URL must not hold a password"),
+        ("redis://:s3cret/@localhost", "state: not a URL"),
+        ("redis://localhost:s3cret", "state: not a URL"),
+        ("redis://localhost?s3cret", "state: not a URL"),
+        ("http://:s3cret@localhost", "state: neither 'embedded' nor a redis://"),
+        ("s3cret", "state: neither 'embedded' nor a redis://"),
+        ("redis://localhost?socket_timeout=60", "state: the URL may have the options db, ssl_ca_certs"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused_without_repeating_it(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        KVManagerConfig(state=url)
+    assert "s3cret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+def test_the_password_of_the_state_store_comes_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, file = "redis://localhost", tmp_path / "password"
+    file.write_text("from the file\n")
+    assert KVManagerConfig(state=url).state_password() is None
+    monkeypatch.setenv("OCTAVO_STATE_PASSWORD", "from the environment")
+    assert KVManagerConfig(state=url).state_password() == "from the environment"
+    config = KVManagerConfig(state=url, state_password_file=str(file))
+    assert config.state_password() == "from the file"
+    assert "from the file" not in repr(config)
+    with pytest.raises(ConfigError, match=r"state_password_file: .*absent: No such file"):
+        KVManagerConfig(state=url, state_password_file=str(tmp_path / "absent"))

@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from services.config import ConfigError
 from services.state.redis.availability import Availability
 from services.state.redis.keys import PREFIX, SCHEMA, key
-from services.state.redis.scripts import Command, Script, command
+from services.state.redis.scripts import Command, command
 from services.state.store import StateUnavailable
 
 TIMEOUT_SECONDS = 1.0
@@ -34,15 +34,12 @@ MAX_REASON = 300
 _SCHEMA_KEY = f"{PREFIX}{{store}}:schema"
 _PROBE_KEY = key("store", "probe")
 
-# KEYS: schema, probe. ARGV: the schema this program knows. Returns the store's schema.
-_PROBE = Script("""
-local stored = tonumber(redis.call('GET', KEYS[1]) or '0')
-local known = tonumber(ARGV[1])
-if stored > known then return stored end
-redis.call('SET', KEYS[2], '1', 'PX', 60000)
-if stored < known then redis.call('SET', KEYS[1], ARGV[1]) end
-return known
-""")
+# Plain commands, for Redis 6.2 asks for its `min-replicas-to-write` before those only, and not within a script.
+_PROBE = (
+    command("SET", _SCHEMA_KEY, SCHEMA, "NX"),
+    command("GET", _SCHEMA_KEY),
+    command("SET", _PROBE_KEY, 1, "PX", 60_000),
+)
 
 _FAILURES = (RedisError, OSError, EOFError, asyncio.TimeoutError)
 
@@ -78,11 +75,11 @@ class RedisConnection:
         """Looks whether Redis is there, and goes on looking.
 
         Raises:
-            ConfigError: its schema is newer than this program.
+            ConfigError: another version of the program has written it, with a schema that this one does not know.
         """
         try:
             await self._probe()
-        except NewerSchema as error:
+        except OtherSchema as error:
             await self._redis.aclose()
             raise ConfigError(f"state: {error}") from None
         self._watch = asyncio.create_task(self._keep_watch())
@@ -150,20 +147,21 @@ class RedisConnection:
 
     async def _probe(self) -> None:
         try:
-            schema = (await self._run_all([_PROBE([_SCHEMA_KEY, _PROBE_KEY], SCHEMA)]))[0]
+            _, schema, _ = await self._run_all(_PROBE)
         except StateUnavailable:
             return
-        if schema > SCHEMA:
-            message = f"the store was written by a newer version (schema {schema}; this one knows {SCHEMA})"
+        if schema != b"%d" % SCHEMA:
+            stored = schema.decode("utf-8", "replace")
+            message = f"the store was written by another version (schema {stored}; this one knows {SCHEMA})"
             self.availability.lost(message, reachable=False)
-            raise NewerSchema(message)
+            raise OtherSchema(message)
         self.availability.restored()
 
     async def _keep_watch(self) -> None:
         for turn in itertools.count(1):
             await asyncio.sleep(PROBE_SECONDS)
             if not self.availability.available or turn % NUM_QUIET_PROBES == 0:
-                with contextlib.suppress(NewerSchema):
+                with contextlib.suppress(OtherSchema):
                     await self._probe()
 
     def _describe(self, error: BaseException) -> str:
@@ -173,5 +171,5 @@ class RedisConnection:
         return text[:MAX_REASON]
 
 
-class NewerSchema(Exception):
-    """The store is of a newer schema than this program knows."""
+class OtherSchema(Exception):
+    """The store is of a schema that this program does not know."""

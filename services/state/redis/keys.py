@@ -31,6 +31,6 @@ def framed(*names: str) -> str:
     """A hash that no other sequence of names has, however they are cut."""
     digest = hashlib.sha256()
     for name in names:
-        data = name.encode("utf-8", "surrogatepass")
+        data = name.encode()
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()

@@ -17,8 +17,6 @@ from services.state.redis.scripts import NOW, Command, Script, command
 CHUNK = 1000
 """Identities in one run of the script, which may not keep others waiting."""
 
-_LEASE_MS = round(LEASE_SECONDS * 1000)
-
 # KEYS: groups, blocks. ARGV: group, lease in ms, most blocks, how many are added, those, those that are removed.
 # Returns 1 if the group's lease had not ended.
 _PUBLISH = Script(
@@ -64,14 +62,14 @@ class RedisPrefixDirectory:
         chunks += [(chunk, []) for chunk in _chunks(added)]
         replies = await self._connection.run_all(
             [
-                _PUBLISH(_keys(model, group), group, _LEASE_MS, MAX_BLOCKS, len(come), *come, *gone)
+                _PUBLISH(_keys(model, group), group, _lease(), MAX_BLOCKS, len(come), *come, *gone)
                 for come, gone in chunks or [([], [])]
             ]
         )
         return bool(replies[0])
 
     async def refresh(self, model: str, group: str) -> bool:
-        return bool(await self._connection.run(_REFRESH(_keys(model, group), group, _LEASE_MS)))
+        return bool(await self._connection.run(_REFRESH(_keys(model, group), group, _lease())))
 
     async def clear(self, model: str, group: str) -> None:
         groups, blocks = _keys(model, group)
@@ -94,6 +92,10 @@ class RedisPrefixDirectory:
         self._groups[model] = groups
         lengths = {group: sum(takewhile(bool, held[group])) for group in groups}
         return {group: length for group, length in lengths.items() if length}
+
+
+def _lease() -> int:
+    return round(LEASE_SECONDS * 1000)
 
 
 def _look_up(model: str, group: str, wanted: Sequence[bytes]) -> Command:

@@ -21,13 +21,17 @@ def find_redis_server() -> str | None:
 
 
 class RedisServer:
-    """A Redis on loopback that survives `kill -9` with all that it was told. It is not started yet."""
+    """A Redis on loopback that survives `kill -9` with all that it was told. It is not started yet.
 
-    def __init__(self, processes: Processes, program: str, folder: Path) -> None:
+    Args:
+        settings: of its configuration, beside that or instead.
+    """
+
+    def __init__(self, processes: Processes, program: str, folder: Path, **settings: str) -> None:
         port = free_port()
         options = {"port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "yes"}
-        options["appendfsync"] = "always"
-        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        options |= {"appendfsync": "always"} | settings
+        flags = [word for name, value in options.items() for word in (f"--{name}", *(str(value).split() or [""]))]
         self._process: Process = processes.other("redis", [program, *flags])
         self.url = f"redis://127.0.0.1:{port}/0"
         self.client = redis.Redis(port=port, decode_responses=True, socket_timeout=5)

@@ -205,6 +205,12 @@ class KVManagerConfig(StateConfig, ServiceConfig):
     executors: str = setting(
         "127.0.0.1:50053", "Addresses of the executors, with commas between; a name may stand for several."
     )
+    executor_patience: float = setting(
+        5.0,
+        "Least seconds that an executor gets for a step before it counts as lost; more where its steps take long, and"
+        " for its first ones.",
+        minimum=0.1,
+    )
     policy: Policy = setting(
         "fcfs", "Who goes first: by arrival, by priority, the tenant served least, or by deadline."
     )

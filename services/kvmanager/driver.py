@@ -109,8 +109,8 @@ class Driver:
 
     # Executors
 
-    def attach(self, address: str, description: executor_pb2.DescribeResponse, epoch: int) -> None:
-        """An executor can take steps.
+    def check(self, address: str, description: executor_pb2.DescribeResponse) -> None:
+        """Whether an executor could be attached.
 
         Raises:
             ExecutorRefused: it is not a replica of the others, or it is one of the others.
@@ -119,9 +119,24 @@ class Driver:
             if known.incarnation == description.incarnation:
                 raise ExecutorRefused(f"it is the executor that is connected at {other}")
             _check_same(("block_size", "max_model_len"), known.model, description.model, f"that of {other}")
+        if self._first is not None:
+            _check_same(("name", "vocab_size"), self._first.model, description.model, "that of the first executor")
+
+    def attach(
+        self,
+        address: str,
+        description: executor_pb2.DescribeResponse,
+        epoch: int,
+        stored: Sequence[executor_pb2.StoredBlock],
+    ) -> None:
+        """An executor can take steps.
+
+        Raises:
+            ExecutorRefused: see `check`.
+        """
+        self.check(address, description)
         if self._first is None:
             self._first = description
-        _check_same(("name", "vocab_size"), self._first.model, description.model, "that of the first executor")
         self._descriptions[address] = description
         self._epochs[address] = epoch
         outputs = self.manager.attach_executor(

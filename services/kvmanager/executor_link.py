@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 import grpc
 
 from kvmanager.errors import OutOfOrder
 from octavo.v1 import executor_pb2, executor_pb2_grpc
+from services.kvmanager.epochs import Deposed, Epochs
+from services.kvmanager.lag import sleep_and_measure_lag
+from services.kvmanager.step_bound import FIRST_FACTOR, StepBound
+from services.rpc.columns import unpack_int32
 from services.rpc.server import inner_channel
-from services.state.executor_registry import LEASE_SECONDS
-from services.state.leadership import Holder, NotLeader
-from services.state.store import StateStore, StateUnavailable
+from services.state.executor_registry import LEASE_SECONDS, ExecutorRegistry
+from services.state.store import StateUnavailable
 
 log = logging.getLogger(__name__)
 
 DESCRIBE_SECONDS = 5.0
 RETRY_SECONDS = 0.1
+CHECK_SECONDS = 0.1
+"""How often it is looked whether a step takes too long."""
+
 REFUSED_SECONDS = 5.0
 """An executor that is refused is asked again after this time: it may have been started anew as what it should be."""
 
@@ -42,8 +50,21 @@ class ExecutorRefused(Exception):
 class StepSource(Protocol):
     """Who has steps for executors, each of which goes by its address."""
 
-    def attach(self, address: str, description: executor_pb2.DescribeResponse, epoch: int) -> None:
-        """It can take steps.
+    def check(self, address: str, description: executor_pb2.DescribeResponse) -> None:
+        """Whether it would be taken, before anything is taken from anybody else.
+
+        Raises:
+            ExecutorRefused: it is not wanted as it is.
+        """
+
+    def attach(
+        self,
+        address: str,
+        description: executor_pb2.DescribeResponse,
+        epoch: int,
+        stored: Sequence[executor_pb2.StoredBlock],
+    ) -> None:
+        """It can take steps, and its blocks hold this, in the order in which it was stored.
 
         Raises:
             ExecutorRefused: it is not wanted as it is.
@@ -59,26 +80,55 @@ class StepSource(Protocol):
         """One step is done."""
 
 
+class _Known:
+    """What is known of one life of an executor, over all connections to it.
+
+    Attributes:
+        epoch: the last one that it has taken on from here.
+    """
+
+    def __init__(self, incarnation: str, patience: float) -> None:
+        self.incarnation = incarnation
+        self.epoch: int | None = None
+        self.bound = StepBound(patience)
+
+
 class ExecutorLink:
     """Runs one executor.
 
     Args:
         address: where it is.
-        store: gives epochs, is told of the executor.
+        registry: is told of the executor.
         group: of executors, which one KV manager has at a time.
-        holder: the KV manager, as it appears in the store.
+        epochs: one for each connection.
         source: what it runs.
+        patience: least seconds that the executor gets for a step before it counts as lost.
     """
 
-    def __init__(self, address: str, store: StateStore, group: str, holder: Holder, source: StepSource) -> None:
+    def __init__(
+        self,
+        address: str,
+        registry: ExecutorRegistry,
+        group: str,
+        epochs: Epochs,
+        source: StepSource,
+        patience: float,
+    ) -> None:
         self._address = address
-        self._store = store
+        self._registry = registry
         self._group = group
-        self._holder = holder
+        self._epochs = epochs
         self._source = source
+        self._patience = patience
+        self._known = _Known("", patience)
         self._work = asyncio.Event()
         self._leaving = False
         self._num_exhausted = 0
+
+    @property
+    def bound(self) -> float:
+        """Seconds that the executor gets for the step it is at, or its next one."""
+        return self._known.bound.seconds
 
     def wake(self) -> None:
         """There may be a step to send."""
@@ -95,7 +145,7 @@ class ExecutorLink:
         while not self._leaving:
             try:
                 await self._connect_and_serve()
-            except ExecutorRefused as error:
+            except (ExecutorRefused, Deposed) as error:
                 if str(error) != refusal:
                     refusal = str(error)
                     log.warning("executor refused", extra={"address": self._address, "reason": refusal})
@@ -114,34 +164,42 @@ class ExecutorLink:
             stub = executor_pb2_grpc.ExecutorServiceStub(channel)
             try:
                 description = await stub.Describe(executor_pb2.DescribeRequest(), timeout=DESCRIBE_SECONDS)
+                self._source.check(self._address, description)
+                if description.incarnation != self._known.incarnation:
+                    self._known = _Known(description.incarnation, self._patience)
+                epoch = await self._epochs.next(description, self._known.epoch)
+                stored = await self._take_on(stub, epoch)
             except grpc.aio.AioRpcError as error:
                 raise _Detached(f"{error.code().name}: {error.details()}", served=False) from error
-            epoch = await self._new_epoch(description)
-            self._source.attach(self._address, description, epoch)
+            self._source.attach(self._address, description, epoch, stored)
             try:
                 await self._serve(stub.Execute(), description)
             finally:
                 self._source.detach(self._address)
 
-    async def _new_epoch(self, description: executor_pb2.DescribeResponse) -> int:
-        """Higher than any the store or the executor has seen."""
-        leadership = self._store.leadership
-        try:
-            await leadership.lead(self._group, self._holder, LEASE_SECONDS)
-            return await leadership.next_epoch(self._group, self._holder, above=description.epoch)
-        except NotLeader as error:
-            raise _Detached("another KV manager leads the group", served=False) from error
-        except StateUnavailable as error:
-            log.warning("state store is away; the epoch is the executor's", extra={"error": str(error)})
-            return int(description.epoch) + 1
+    async def _take_on(self, stub: executor_pb2_grpc.ExecutorServiceStub, epoch: int) -> list[executor_pb2.StoredBlock]:
+        """Gives the executor an epoch, which waits for the steps that it is still at.
+
+        Returns:
+            What its blocks hold.
+        """
+        request = executor_pb2.DescribeBlocksRequest(epoch=epoch)
+        call = stub.DescribeBlocks(request, timeout=self._patience * FIRST_FACTOR)
+        stored = [block async for message in call for block in message.blocks]
+        self._known.epoch = epoch
+        return stored
 
     async def _serve(self, call: Stream, description: executor_pb2.DescribeResponse) -> None:
         """Sends steps and takes results until one of both fails."""
+        self._known.bound.connected()
+        self._known.bound.prefill_tokens_per_s = description.speeds.prefill_tokens_per_s
         lease = asyncio.ensure_future(self._keep_registered(description))
-        tasks = [asyncio.ensure_future(self._send(call)), asyncio.ensure_future(self._receive(call))]
+        # The last one knows best what has happened.
+        work = self._watch(self._known.bound), self._send(call), self._receive(call)
+        tasks = [asyncio.ensure_future(each) for each in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=tasks.index, reverse=True):  # the receiver knows the status
+            for task in sorted(done, key=tasks.index, reverse=True):
                 task.result()
         except grpc.aio.AioRpcError as error:
             exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -160,18 +218,38 @@ class ExecutorLink:
             await self._work.wait()
             self._work.clear()
             while (message := self._source.next_step(self._address)) is not None:
+                num_tokens = sum(unpack_int32(message.batch.row_num_tokens))
+                self._known.bound.sent(num_tokens, time.monotonic())
                 await call.write(message)
 
     async def _receive(self, call: Stream) -> None:
         async for response in call:
+            self._note(response.result)
             self._source.take_result(self._address, response.result)
             self._num_exhausted = 0
         raise _Detached("the executor ended the stream", served=True)
 
+    def _note(self, result: executor_pb2.StepResult) -> None:
+        self._known.bound.done(result.duration_us / 1e6, time.monotonic())
+        if result.HasField("speeds"):
+            self._known.bound.prefill_tokens_per_s = result.speeds.prefill_tokens_per_s
+
+    async def _watch(self, bound: StepBound) -> None:
+        """Raises when a step's result does not come in time: the executor hangs, or nobody hears of it any more."""
+        while True:
+            lag = await sleep_and_measure_lag(CHECK_SECONDS)
+            now = time.monotonic()
+            bound.forgive(lag, now)
+            if bound.is_over(now):
+                waited, seconds = round(bound.waited(now), 2), round(bound.seconds, 2)
+                extra = {"address": self._address, "waited_seconds": waited, "bound_seconds": seconds}
+                log.error("executor hangs", extra=extra)
+                raise _Detached(f"no result of a step for {waited:g} s; it gets {seconds:g} s", served=True)
+
     async def _keep_registered(self, description: executor_pb2.DescribeResponse) -> None:
         while True:
             with contextlib.suppress(StateUnavailable):
-                await self._store.executors.register(self._group, self._address, description.incarnation)
+                await self._registry.register(self._group, self._address, description.incarnation)
             await asyncio.sleep(LEASE_SECONDS / 3)
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.kvmanager.driver import POLL_SECONDS, Driver
+from services.kvmanager.epochs import Epochs
 from services.kvmanager.executor_link import ExecutorLink
-from services.state.leadership import Holder
-from services.state.store import StateStore
+from services.state.executor_registry import ExecutorRegistry
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,18 @@ class Executors:
     """A link to each executor. An address that was taken out can be added again.
 
     Needs a running event loop.
+
+    Args:
+        group: of executors, which one KV manager has at a time.
+        patience: least seconds that an executor gets for a step before it counts as lost.
     """
 
-    def __init__(self, driver: Driver, store: StateStore, group: str, holder: Holder) -> None:
+    def __init__(self, driver: Driver, registry: ExecutorRegistry, group: str, epochs: Epochs, patience: float) -> None:
         self._driver = driver
-        self._store = store
+        self._registry = registry
         self._group = group
-        self._holder = holder
+        self._epochs = epochs
+        self._patience = patience
         self._entries: dict[str, _Entry] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         driver.on_work = self._wake
@@ -61,7 +66,7 @@ class Executors:
         """
         if address in self._entries:
             raise AlreadyListed(address)
-        link = ExecutorLink(address, self._store, self._group, self._holder, self._driver)
+        link = ExecutorLink(address, self._registry, self._group, self._epochs, self._driver, self._patience)
         self._entries[address] = _Entry(link, self._start(link.run()))
 
     async def drain(self, address: str) -> None:

@@ -17,6 +17,7 @@ from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.config import ConfigError, KVManagerConfig, check_address
 from services.kvmanager.discovery import Discovery
 from services.kvmanager.driver import Driver
+from services.kvmanager.epochs import Epochs
 from services.kvmanager.executors import AlreadyListed, Executors, NotListed
 from services.kvmanager.request_traces import RequestTraces
 from services.kvmanager.views_codec import encode_memory_map, encode_pin
@@ -190,7 +191,9 @@ class KVManagerService:
         await self._store.start()
         # One that is started anew at its address has the lease that it had.
         holder = Holder(self._config.address, "kvmanager")
-        self._executors = Executors(self._driver, self._store, self._config.executors, holder)
+        group = self._config.executors
+        epochs = Epochs(self._store.leadership, group, holder)
+        self._executors = Executors(self._driver, self._store.executors, group, epochs, self._config.executor_patience)
         self._discovery = Discovery(self._config.executor_addresses(), self._executors, self._driver)
         servicer = KVManagerServicer(self._driver, self._executors)
         kvmanager_pb2_grpc.add_KVManagerServiceServicer_to_server(servicer, self._server.grpc)

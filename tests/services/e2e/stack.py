@@ -10,7 +10,7 @@ import grpc
 
 from octavo.v1 import executor_pb2, executor_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
 from tests.services.e2e.calls import Caller
-from tests.services.e2e.processes import CHANNEL_OPTIONS, Processes, Server, eventually
+from tests.services.e2e.processes import CHANNEL_OPTIONS, PATIENCE, Processes, Server, eventually
 
 MODEL_NAME = "tiny"
 SETTINGS = {"drain_seconds": 20}
@@ -44,7 +44,9 @@ class Stack:
         self._gateway_settings = SETTINGS | (gateway or {})
         self.executor = executor
         self.executors = [executor, *replicas]
-        settings = SETTINGS | {"executors": ",".join(each.address for each in self.executors)} | (kvmanager or {})
+        settings = SETTINGS | {"executors": ",".join(each.address for each in self.executors)}
+        # Executors that a test holds still are not lost, unless it says so.
+        settings |= {"executor_patience": PATIENCE} | (kvmanager or {})
         self.kvmanager = processes.octavo("kvmanager", environment, **settings)
         self.gateway = self.another_gateway()
         self.caller = Caller(self.gateway.address)

@@ -26,7 +26,11 @@ class Rig:
         self.config = KVManagerConfig(
             port=free_port(),
             drain_seconds=0.0,
-            **{"executors": ",".join(executor.address for executor in executors), **settings},
+            **{
+                "executors": ",".join(executor.address for executor in executors),
+                "executor_patience": PATIENCE,  # executors that are held are not lost
+                **settings,
+            },
         )
         self.service = KVManagerService(self.config)
         self.channel = grpc.aio.insecure_channel(self.config.address)

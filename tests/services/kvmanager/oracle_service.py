@@ -30,7 +30,7 @@ MODEL = inference_pb2.Model(
 
 
 class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
-    """One executor on a port of its own. Steps wait while it is held.
+    """One executor on a port of its own. While it is held, steps wait, and whoever asks what its blocks hold.
 
     Attributes:
         batches: the messages that it was sent.
@@ -84,6 +84,16 @@ class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
             num_host_blocks=self.num_host_blocks,
             speeds=self.speeds,
         )
+
+    async def DescribeBlocks(
+        self, request: executor_pb2.DescribeBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[executor_pb2.DescribeBlocksResponse]:
+        if request.epoch <= self.epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {request.epoch} is not above {self.epoch}")
+        await self._may_run.wait()
+        self.epoch = request.epoch
+        self._oracle.lose()
+        yield executor_pb2.DescribeBlocksResponse()
 
     async def Execute(
         self, requests: AsyncIterator[executor_pb2.ExecuteRequest], context: grpc.aio.ServicerContext

@@ -1,0 +1,121 @@
+"""Executors that take steps and never answer: their requests go on elsewhere, or there when they are back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from octavo.v1 import executor_pb2
+from services.kvmanager.epochs import Deposed, Epochs
+from services.state.leadership import Holder, NotLeader
+from services.state.store import StateUnavailable
+from tests.oracle import expected_output
+from tests.services.kvmanager.conftest import MakeRig
+from tests.services.kvmanager.oracle_service import OracleService
+
+NO_STOP: frozenset[int] = frozenset()
+PATIENCE = 0.3
+
+
+def prompt_of(number: int) -> list[int]:
+    return [number % 40 + 1, *range(2, 20)]
+
+
+async def test_requests_of_an_executor_that_hangs_go_on_elsewhere(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = OracleService(), OracleService()
+    rig = await make_rig(one, two, executor_patience=PATIENCE)
+    warm = [await rig.gateway.submit(prompt_of(i), seed=i, max_tokens=3) for i in range(4)]
+    for reply in warm:
+        await rig.gateway.finished(reply)
+    replies = [await rig.gateway.submit(prompt_of(i), seed=i, max_tokens=100) for i in range(8)]
+    for reply in replies:
+        await rig.gateway.wait_for_tokens(reply, 2)
+    one.hold()
+    for i, reply in enumerate(replies):
+        await rig.gateway.finished(reply)
+        assert reply.sequences[0] == expected_output(prompt_of(i), i, 0, 100, NO_STOP)
+    (record,) = [each for each in caplog.records if each.message == "executor hangs"]
+    assert record.address == one.address  # type: ignore[attr-defined]
+    assert record.waited_seconds > record.bound_seconds >= PATIENCE  # type: ignore[attr-defined]
+    one.go_on()
+    await rig.eventually(rig.all_attached, "it is back")
+    await rig.when_idle()
+
+
+async def test_requests_wait_for_the_only_executor_and_health_says_so(make_rig: MakeRig) -> None:
+    """What it computed under the old epoch is not taken in."""
+    one = OracleService()
+    rig = await make_rig(one, executor_patience=PATIENCE)
+    reply = await rig.gateway.submit(prompt_of(1), seed=1, max_tokens=100)
+    await rig.gateway.wait_for_tokens(reply, 2)
+    epoch = one.epoch
+    one.hold()
+    await rig.gateway.wait_for_backend(ready=False)
+    one.go_on()
+    await rig.gateway.finished(reply)
+    assert reply.sequences[0] == expected_output(prompt_of(1), 1, 0, 100, NO_STOP)
+    assert one.epoch > epoch
+    await rig.when_idle()
+
+
+async def test_a_pause_of_the_kv_manager_loses_no_executor(make_rig: MakeRig, caplog: pytest.LogCaptureFixture) -> None:
+    """All of this test is one process: while it sleeps here nobody answers, and nobody waits."""
+    one = OracleService()
+    rig = await make_rig(one, executor_patience=PATIENCE)
+    warm = await rig.gateway.submit(prompt_of(1), seed=1, max_tokens=3)
+    await rig.gateway.finished(warm)
+    reply = await rig.gateway.submit(prompt_of(2), seed=2, max_tokens=100)
+    await rig.gateway.wait_for_tokens(reply, 2)
+    epoch = one.epoch
+    time.sleep(3 * PATIENCE)  # noqa: ASYNC251 - this is what is tested
+    await rig.gateway.finished(reply)
+    assert one.epoch == epoch
+    assert "executor hangs" not in caplog.messages
+
+
+# Who leads
+
+
+class Leases:
+    """Leases that another may have taken, in a store that may be away."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    async def lead(self, group: str, holder: Holder, lease_seconds: float) -> bool:
+        return self.error is None
+
+    async def next_epoch(self, group: str, holder: Holder, above: int) -> int:
+        if self.error is not None:
+            raise self.error
+        return above + 1
+
+
+@pytest.mark.parametrize(
+    ("error", "seen", "ours", "outcome"),
+    [
+        (None, 7, 7, 8),
+        (None, 9, 7, 10),  # the store says that we lead, whatever the executor has seen
+        (NotLeader(), 7, 7, "the state store says so"),
+        (NotLeader(), 0, None, "the state store says so"),
+        (StateUnavailable(), 7, 7, 8),
+        (StateUnavailable(), 7, None, 8),  # never met before: that of whoever led when the store was there
+        (StateUnavailable(), 9, 7, "the executor has seen epoch 9, and 7 was ours"),
+    ],
+)
+async def test_an_executor_is_not_taken_from_whoever_leads(
+    error: Exception | None, seen: int, ours: int | None, outcome: int | str
+) -> None:
+    reasons: list[str] = []
+    epochs = Epochs(Leases(error), "group", Holder("here", "1"), reasons.append)  # type: ignore[arg-type]
+    description = executor_pb2.DescribeResponse(epoch=seen)
+    if isinstance(outcome, int):
+        assert await epochs.next(description, ours) == outcome
+        assert reasons == []
+    else:
+        with pytest.raises(Deposed, match=outcome):
+            await epochs.next(description, ours)
+        assert reasons == [outcome]

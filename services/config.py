@@ -5,6 +5,7 @@ A setting comes from the first of these that gives it: command-line flag, enviro
 TOML file, the default written here. The command line derives its options from the data classes below.
 """
 
+import ipaddress
 import math
 import os
 import sys
@@ -23,6 +24,7 @@ from executor.errors import SettingsError
 from executor.memory.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, parse_budget
 from gateway.scope import NAME_RULE, is_name
 from kvmanager.accounts import Quota
+from services.tls_files import TlsFiles
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -96,15 +98,33 @@ class ServiceConfig:
     otlp_endpoint: str | None = setting(
         None, "Where to send traces (OTLP over gRPC); off when absent.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT"
     )
+    tls_cert: str | None = setting(
+        None, "PEM file with this service's certificate, for TLS between the services; octavo certs makes some."
+    )
+    tls_key: str | None = setting(None, "PEM file with the certificate's private key.")
+    tls_ca: str | None = setting(None, "PEM file with the authorities that the services' certificates are signed by.")
 
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(each.name, each.type, each.metadata, getattr(self, each.name))
+        _check_together(self, "tls_cert", "tls_key", "tls_ca")
 
     @property
     def address(self) -> str:
         """``host:port``, as gRPC wants it."""
         return join_address(self.host, self.port)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Files of what this service shows other services; None: it speaks to them in plain text."""
+        if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
+            return None
+        return TlsFiles(Path(self.tls_cert), Path(self.tls_key), Path(self.tls_ca))
+
+    @property
+    def server_tls(self) -> TlsFiles | None:
+        """Files of what it shows its own clients; None: they are served in plain text."""
+        return self.tls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +194,23 @@ class GatewayConfig(ServiceConfig):
         "Listen elsewhere than on loopback, too, while no tenant is configured and whoever comes is served without a"
         " key.",
     )
+    public_tls_cert: str | None = setting(
+        None, "PEM file with the certificate that clients see; that of tls_cert when absent."
+    )
+    public_tls_key: str | None = setting(None, "PEM file with that certificate's private key.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_together(self, "public_tls_cert", "public_tls_key")
         check_address("kvmanager", self.kvmanager)
         self.namespace_members()
         object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
+
+    @property
+    def server_tls(self) -> TlsFiles | None:
+        if self.public_tls_cert is None or self.public_tls_key is None:
+            return self.tls
+        return TlsFiles(Path(self.public_tls_cert), Path(self.public_tls_key), setting="public_tls")
 
     def namespace_members(self) -> dict[str, frozenset[str]]:
         """The tenants that joined each shared namespace."""
@@ -392,6 +423,14 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_address(name: str, address: str) -> None:
     """Refuses what is not ``host:port``.
 
@@ -449,6 +488,13 @@ def read_toml(path: Path, commands: Mapping[str, Collection[str]]) -> dict[str, 
                     f"{path}: unknown setting {key!r} in [{name}]; there are {', '.join(sorted(commands[name]))}"
                 )
     return tables
+
+
+def _check_together(config: ServiceConfig, *names: str) -> None:
+    given = [name for name in names if getattr(config, name) is not None]
+    missing = [name for name in names if name not in given]
+    if given and missing:
+        raise ConfigError(f"{missing[0]}: is missing; {', '.join(names)} are given together")
 
 
 def _check(name: str, kind: Any, limits: Mapping[str, Any], value: Any) -> None:

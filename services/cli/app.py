@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli import chat, check, generate, pins, processes
+from services.cli import certs, chat, check, generate, pins, processes
 from services.cli.errors import INTERRUPTED, UNUSABLE, CommandError
 from services.config import ConfigError, read_toml
 
@@ -33,6 +33,7 @@ for command in (
     pins.pins,
     check.models,
     check.health,
+    certs.certs,
     processes.fetch,
     processes.demo,
 ):

@@ -25,6 +25,7 @@ from services.executor.loading import load
 from services.executor.step_stream import StepStream
 from services.executor.step_thread import StepThread
 from services.process import run_service
+from services.rpc.roles import CALLERS
 from services.rpc.server import Context, RpcServer
 from services.telemetry.tracing import SpanRecord, Tracing, make_tracing
 
@@ -233,7 +234,7 @@ class ExecutorService:
     def __init__(self, config: ExecutorConfig) -> None:
         self._config = config
         self._tracing = make_tracing("octavo-executor", config.otlp_endpoint)
-        self._server = RpcServer(config, [SERVICE])
+        self._server = RpcServer(config, [SERVICE], callers=CALLERS["executor"])
         self._ranks: LeadingRank | None = None
 
     async def start(self) -> None:

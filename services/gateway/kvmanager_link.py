@@ -14,7 +14,7 @@ from octavo.v1 import inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 from services.gateway.codec import decode_tokens, decode_update
 from services.gateway.pacer import Pace, Pacer
 from services.gateway.request_stream import RequestStream
-from services.rpc.server import inner_channel
+from services.rpc.channel import Connect
 from services.rpc.status import RpcError
 
 log = logging.getLogger(__name__)
@@ -43,10 +43,14 @@ class KVManagerLink:
         address: where the KV manager is.
         on_change: called when the backend becomes ready or stops being so.
         responses_per_second: how many may leave, over all requests, before some are joined.
+        connect: reaches it.
     """
 
-    def __init__(self, address: str, on_change: Callable[[], None], responses_per_second: float) -> None:
+    def __init__(
+        self, address: str, on_change: Callable[[], None], responses_per_second: float, connect: Connect
+    ) -> None:
         self._address = address
+        self._connect = connect
         self._on_change = on_change
         self._handles = count(1)
         self._requests: dict[int, RequestStream] = {}
@@ -145,7 +149,7 @@ class KVManagerLink:
 
     async def run(self) -> None:
         """Stays attached until cancelled."""
-        async with inner_channel(self._address) as channel:
+        async with self._connect(self._address) as channel:
             self._stub = kvmanager_pb2_grpc.KVManagerServiceStub(channel)
             await self._stay_attached()
 
@@ -167,7 +171,7 @@ class KVManagerLink:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _attach_once(self) -> str:
-        async with inner_channel(self._address) as channel:
+        async with self._connect(self._address) as channel:
             call = kvmanager_pb2_grpc.KVManagerServiceStub(channel).Attach()
             writer = asyncio.ensure_future(self._write(call))
             try:

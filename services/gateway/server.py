@@ -14,6 +14,7 @@ from services.gateway.door import Door
 from services.gateway.kvmanager_link import KVManagerLink
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.process import run_service
+from services.rpc.channel import connector
 from services.rpc.server import RpcServer
 from services.state.tenants import EmbeddedTenants
 from services.telemetry.tracing import make_tracing
@@ -28,11 +29,13 @@ class GatewayService:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
-        self._server = RpcServer(config, [SERVICE], config.max_message_bytes)
+        self._server = RpcServer(config, [SERVICE], max_message_bytes=config.max_message_bytes)
         self._door = Door(config, EmbeddedTenants())
         self._changed = asyncio.Event()
         responses_per_second = config.max_responses_per_second or _RESPONSES_PER_SECOND * (os.cpu_count() or 1)
-        self._link = KVManagerLink(config.kvmanager, self._changed.set, responses_per_second)
+        self._link = KVManagerLink(
+            config.kvmanager, self._changed.set, responses_per_second, connector(config, "kvmanager")
+        )
 
     async def start(self) -> None:
         await self._door.open()

@@ -16,8 +16,8 @@ from octavo.v1 import executor_pb2, executor_pb2_grpc
 from services.kvmanager.epochs import Deposed, Epochs
 from services.kvmanager.lag import sleep_and_measure_lag
 from services.kvmanager.step_bound import FIRST_FACTOR, StepBound
+from services.rpc.channel import Connect
 from services.rpc.columns import unpack_int32
-from services.rpc.server import inner_channel
 from services.state.executor_registry import LEASE_SECONDS, ExecutorRegistry
 from services.state.store import StateUnavailable
 
@@ -103,6 +103,7 @@ class ExecutorLink:
         epochs: one for each connection.
         source: what it runs.
         patience: least seconds that the executor gets for a step before it counts as lost.
+        connect: reaches it.
     """
 
     def __init__(
@@ -113,8 +114,10 @@ class ExecutorLink:
         epochs: Epochs,
         source: StepSource,
         patience: float,
+        connect: Connect,
     ) -> None:
         self._address = address
+        self._connect = connect
         self._registry = registry
         self._group = group
         self._epochs = epochs
@@ -160,7 +163,7 @@ class ExecutorLink:
                 self._num_exhausted += error.exhausted
 
     async def _connect_and_serve(self) -> None:
-        async with inner_channel(self._address) as channel:
+        async with self._connect(self._address) as channel:
             stub = executor_pb2_grpc.ExecutorServiceStub(channel)
             try:
                 description = await stub.Describe(executor_pb2.DescribeRequest(), timeout=DESCRIBE_SECONDS)

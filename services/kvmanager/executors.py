@@ -11,6 +11,7 @@ from typing import Any
 from services.kvmanager.driver import POLL_SECONDS, Driver
 from services.kvmanager.epochs import Epochs
 from services.kvmanager.executor_link import ExecutorLink
+from services.rpc.channel import Connect
 from services.state.executor_registry import ExecutorRegistry
 
 log = logging.getLogger(__name__)
@@ -41,12 +42,21 @@ class Executors:
         patience: least seconds that an executor gets for a step before it counts as lost.
     """
 
-    def __init__(self, driver: Driver, registry: ExecutorRegistry, group: str, epochs: Epochs, patience: float) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        registry: ExecutorRegistry,
+        group: str,
+        epochs: Epochs,
+        patience: float,
+        connect: Connect,
+    ) -> None:
         self._driver = driver
         self._registry = registry
         self._group = group
         self._epochs = epochs
         self._patience = patience
+        self._connect = connect
         self._entries: dict[str, _Entry] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         driver.on_work = self._wake
@@ -66,7 +76,9 @@ class Executors:
         """
         if address in self._entries:
             raise AlreadyListed(address)
-        link = ExecutorLink(address, self._registry, self._group, self._epochs, self._driver, self._patience)
+        link = ExecutorLink(
+            address, self._registry, self._group, self._epochs, self._driver, self._patience, self._connect
+        )
         self._entries[address] = _Entry(link, self._start(link.run()))
 
     async def drain(self, address: str) -> None:

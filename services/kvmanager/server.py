@@ -23,6 +23,8 @@ from services.kvmanager.request_traces import RequestTraces
 from services.kvmanager.views_codec import encode_memory_map, encode_pin
 from services.kvmanager.watches import first_event, kv_events, watch_memory
 from services.process import run_service
+from services.rpc.channel import connector
+from services.rpc.roles import CALLERS
 from services.rpc.server import Context, RpcServer
 from services.rpc.status import RpcError, abort
 from services.state.leadership import Holder
@@ -185,7 +187,7 @@ class KVManagerService:
             on_event=traces.on_event,
         )
         self._driver = Driver(manager, traces)
-        self._server = RpcServer(config, [SERVICE])
+        self._server = RpcServer(config, [SERVICE], callers=CALLERS["kvmanager"])
 
     async def start(self) -> None:
         await self._store.start()
@@ -193,7 +195,8 @@ class KVManagerService:
         holder = Holder(self._config.address, "kvmanager")
         group = self._config.executors
         epochs = Epochs(self._store.leadership, group, holder)
-        self._executors = Executors(self._driver, self._store.executors, group, epochs, self._config.executor_patience)
+        patience, connect = self._config.executor_patience, connector(self._config, "executor")
+        self._executors = Executors(self._driver, self._store.executors, group, epochs, patience, connect)
         self._discovery = Discovery(self._config.executor_addresses(), self._executors, self._driver)
         servicer = KVManagerServicer(self._driver, self._executors)
         kvmanager_pb2_grpc.add_KVManagerServiceServicer_to_server(servicer, self._server.grpc)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -12,7 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from services.config import ConfigError, ServiceConfig
+from services.config import ConfigError, ServiceConfig, is_loopback
+from services.rpc.callers import OnlyRoles
+from services.rpc.channel import KEEPALIVE, MESSAGE_BYTES
+from services.rpc.roles import Role
+from services.rpc.tls import Identity
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """A call's context, as handlers get it."""
@@ -22,38 +26,54 @@ log = logging.getLogger(__name__)
 LAST_WORD_SECONDS = 0.5
 """What streams that nobody counts get at the end, such as health watches: enough to say that it is the end."""
 
-INNER_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Longest message between the services: a step's new sequences carry whole prompts."""
-
-
-def _message_lengths(max_received: int) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", max_received),
-        ("grpc.max_send_message_length", INNER_MESSAGE_BYTES),
-    ]
-
-
-def inner_channel(address: str) -> grpc.aio.Channel:
-    """A connection from one service to the next, which is tried again soon after it breaks."""
-    reconnecting = [
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        # A new connection is tried at once, whatever an earlier one to the same address is waiting for.
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    return grpc.aio.insecure_channel(address, options=[*_message_lengths(INNER_MESSAGE_BYTES), *reconnecting])
+_PUBLIC_KEEPALIVE = [
+    # A client whose machine is gone is noticed, and its requests end.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+# Clients may look as well, so often.
+_PINGS_TAKEN = [("grpc.http2.min_recv_ping_interval_without_data_ms", 500)]
 
 
 class RpcServer:
     """One process's gRPC server.
 
     Health is NOT_SERVING until `set_serving(True)`, for "" and for each service.
+
+    Args:
+        config: where it listens, and its certificate.
+        services: full names.
+        callers: which roles may call them; an inner server's clients need certificates that name one where it has one
+            itself. None: a public server, for whoever reaches it.
+        max_message_bytes: longest message taken.
+
+    Raises:
+        ConfigError: the certificate can't be used.
     """
 
-    def __init__(self, config: ServiceConfig, services: Sequence[str], max_message_bytes: int = INNER_MESSAGE_BYTES):
+    def __init__(
+        self,
+        config: ServiceConfig,
+        services: Sequence[str],
+        *,
+        callers: Collection[Role] | None = None,
+        max_message_bytes: int = MESSAGE_BYTES,
+    ) -> None:
         self._config = config
-        # Without SO_REUSEPORT a port in use is an error instead of a second listener.
-        self.grpc = grpc.aio.server(options=[*_message_lengths(max_message_bytes), ("grpc.so_reuseport", 0)])
+        self._is_inner = callers is not None
+        self._identity = None if config.server_tls is None else Identity(config.server_tls)
+        guards = [OnlyRoles(services, callers)] if callers is not None and self._identity is not None else []
+        options = [
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", MESSAGE_BYTES),
+            # Without SO_REUSEPORT a port in use is an error instead of a second listener.
+            ("grpc.so_reuseport", 0),
+            *(KEEPALIVE if self._is_inner else _PUBLIC_KEEPALIVE),
+            *_PINGS_TAKEN,
+        ]
+        self.grpc = grpc.aio.server(interceptors=guards, options=options)
         self._names = ["", *services]
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -71,13 +91,22 @@ class RpcServer:
         """
         await self._set_health(False)
         try:
-            port = self.grpc.add_insecure_port(self._config.address)
+            port = self._add_port()
         except RuntimeError:
             raise ConfigError(f"can't listen on {self._config.address}: the port is in use or not allowed") from None
         await self.grpc.start()
         address = self._config.address.rpartition(":")[0] + f":{port}"
         log.info("listening", extra={"address": address})
         return address
+
+    def _add_port(self) -> int:
+        address = self._config.address
+        if self._identity is None:
+            if self._is_inner and not is_loopback(self._config.host):
+                log.warning("others may reach this inner service without a certificate", extra={"address": address})
+            return self.grpc.add_insecure_port(address)
+        credentials = self._identity.server_credentials(client_certificates=self._is_inner)
+        return self.grpc.add_secure_port(address, credentials)
 
     async def set_serving(self, serving: bool) -> None:
         """What grpc.health.v1 answers from now on."""

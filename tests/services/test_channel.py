@@ -30,5 +30,5 @@ def test_an_authority_that_is_none_is_refused(open_any, tmp_path: Path):
     with pytest.raises(ValueError, match=r"tls_ca: can't read .*absent\.pem: No such file"):
         open_any("127.0.0.1:1", tls_ca=tmp_path / "absent.pem")
     (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----")
-    with pytest.raises(ValueError, match="tls_ca: .* holds no PEM certificate"):
+    with pytest.raises(ValueError, match=r"tls_ca: .* holds no PEM certificate"):
         open_any("127.0.0.1:1", tls_ca=tmp_path / "key.pem")

@@ -22,6 +22,8 @@ from services.config import (
 
 # What the launcher decides for the three processes itself: where each listens and finds the next.
 _PLACES = {"host", "port", "kvmanager", "executors"}
+# Each process has its own: the launcher finds them in one folder.
+_CERTIFICATES = {"tls_cert", "tls_key", "tls_ca"}
 _COMMON = {each.name for each in fields(ServiceConfig)} - _PLACES
 
 
@@ -184,7 +186,7 @@ def stack_settings() -> "Mapping[str, Field[Any]]":
     chosen |= {each.name: each for each in fields(GatewayConfig) if each.name in ("model_name", "host", "port")}
     for config in (ExecutorConfig, KVManagerConfig, GatewayConfig):
         for each in _in_help_order(fields(config)):
-            if each.name not in _PLACES:
+            if each.name not in _PLACES | _CERTIFICATES:
                 chosen.setdefault(each.name, each)
     return {each.name: each for each in _in_help_order(chosen.values())}
 

@@ -5,7 +5,6 @@ A setting comes from the first of these that gives it: command-line flag, enviro
 TOML file, the default written here. The command line derives its options from the data classes below.
 """
 
-import ipaddress
 import math
 import os
 import sys
@@ -421,14 +420,6 @@ def model_name_of(path: str) -> str:
 def join_address(host: str, port: int) -> str:
     """``host:port``; an IPv6 host gets its brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_address(name: str, address: str) -> None:

@@ -12,7 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from services.config import ConfigError, ServiceConfig, is_loopback
+from services.config import ConfigError, ServiceConfig
+from services.ports import is_loopback
 from services.rpc.callers import OnlyRoles
 from services.rpc.channel import KEEPALIVE, MESSAGE_BYTES
 from services.rpc.roles import Role

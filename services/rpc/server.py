@@ -35,7 +35,7 @@ _PUBLIC_KEEPALIVE = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 # Clients may look as well, so often.
-_PINGS_TAKEN = [("grpc.http2.min_recv_ping_interval_without_data_ms", 500)]
+_PINGS_TAKEN = [("grpc.http2.min_ping_interval_without_data_ms", 500)]
 
 
 class RpcServer:

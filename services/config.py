@@ -94,6 +94,9 @@ class ServiceConfig:
     port: int = setting(0, "Port to listen on.", minimum=0, maximum=MAX_PORT)
     drain_seconds: float = setting(30.0, "Most time that running requests get to finish at shutdown.", minimum=0)
     log_level: LogLevel = setting("info", "Least severe messages to log.")
+    watchdog_seconds: float = setting(
+        30.0, "The process ends, to be started anew, when its event loop has been stuck for so long.", minimum=1.0
+    )
     otlp_endpoint: str | None = setting(
         None, "Where to send traces (OTLP over gRPC); off when absent.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT"
     )

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from services.config import ConfigError, ServiceConfig
+from services.watchdog import Watchdog, break_off
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +41,14 @@ class Service(Protocol):
 def run_service(name: str, config: ServiceConfig, make: Callable[[], Service]) -> None:
     """Runs a service until SIGTERM or SIGINT, then drains it. A second signal ends it at once.
 
+    It ends by itself with `BROKEN_EXIT_CODE` if something unexpected happens, or if its event loop is stuck.
+
     Raises:
         ConfigError: it can't start as configured.
     """
     configure_logging(name, config.log_level)
     try:
-        _run(_serve(make))
+        _run(_serve(make, config.watchdog_seconds))
     except ConfigError:
         raise
     except Exception:
@@ -55,7 +58,7 @@ def run_service(name: str, config: ServiceConfig, make: Callable[[], Service]) -
         os._exit(BROKEN_EXIT_CODE)
 
 
-async def _serve(make: Callable[[], Service]) -> None:
+async def _serve(make: Callable[[], Service], watchdog_seconds: float) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -66,8 +69,11 @@ async def _serve(make: Callable[[], Service]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    service = make()
-    stopping = asyncio.ensure_future(stop.wait())
+    with Watchdog(watchdog_seconds, lambda: break_off(BROKEN_EXIT_CODE)):
+        await _live(make(), asyncio.ensure_future(stop.wait()))
+
+
+async def _live(service: Service, stopping: asyncio.Future[Any]) -> None:
     starting = asyncio.ensure_future(service.start())
     if not await _finishes_before(starting, stopping):
         await _cancel(starting)

@@ -39,7 +39,9 @@ class Driver:
         """Called when there may be a step to send, to whatever executor."""
         self.backend = kvmanager_pb2.BackendState()
         self.changed = asyncio.Event()
-        """Set when `backend` has changed."""
+        """Set when `backend` or `serving` has changed."""
+        self.num_step_events = 0
+        """Steps that were sent, and results that came."""
         self.bytes_per_block = 0
         """Of the largest executor."""
         self._traces = traces
@@ -50,7 +52,13 @@ class Driver:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_time: float | None = None
         self._shutting_down = False
+        self._stalled = False
         self._steps_checked = 0
+
+    @property
+    def serving(self) -> bool:
+        """Whether requests are taken, and steps go on."""
+        return self.backend.ready and not self._stalled
 
     # Gateways
 
@@ -179,15 +187,33 @@ class Driver:
     def is_attached(self, address: str) -> bool:
         return address in self.manager.replicas
 
+    @property
+    def has_work(self) -> bool:
+        """There is a request or a step under way, and an executor."""
+        return bool(self.manager.replicas) and not self.manager.idle
+
+    def report_stall(self, stalled: bool) -> None:
+        """Whether steps go on while there is work."""
+        if stalled == self._stalled:
+            return
+        self._stalled = stalled
+        if stalled:
+            log.error("there is work, and no step goes on", extra={"waiting_requests": self.manager.num_waiting})
+        else:
+            log.info("steps go on again")
+        self.changed.set()
+
     def next_step(self, address: str) -> executor_pb2.ExecuteRequest | None:
         """The next step for an executor, if it is time for one."""
         batch = self.manager.schedule(address, time.monotonic())
         if batch is None:
             return None
+        self.num_step_events += 1
         return encode_batch(batch, self._epochs[address], self._traces.contexts_of_step(address, batch.step))
 
     def take_result(self, address: str, result: executor_pb2.StepResult) -> None:
         """One step's tokens. Other executors may have work by it, too: a draining one's requests, or a line's first."""
+        self.num_step_events += 1
         outputs = self.manager.apply(address, decode_result(result), time.monotonic())
         self._sessions.dispatch(outputs)
         if outputs.ends:

@@ -10,7 +10,8 @@ from typing import Any
 
 from services.kvmanager.driver import POLL_SECONDS, Driver
 from services.kvmanager.epochs import Epochs
-from services.kvmanager.executor_link import ExecutorLink
+from services.kvmanager.executor_link import CHECK_SECONDS, ExecutorLink
+from services.kvmanager.stall import Stall
 from services.rpc.channel import Connect
 from services.state.executor_registry import ExecutorRegistry
 
@@ -123,10 +124,20 @@ class Executors:
 
     async def run(self) -> None:
         """Keeps connections until cancelled. Whatever unexpected happens in one of them is raised here."""
+        watch = self._start(self._watch_progress())
         try:
             await self._failure
         finally:
+            watch.cancel()
             tasks = [task for entry in self._entries.values() for task in (entry.connection, entry.drain) if task]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_progress(self) -> None:
+        """Tells the driver when there is work and no step goes on, for longer than any executor gets for one."""
+        stall = Stall(CHECK_SECONDS)
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            bound = max((entry.link.bound for entry in self._entries.values()), default=self._patience)
+            self._driver.report_stall(stall.look(self._driver.num_step_events, self._driver.has_work, bound))

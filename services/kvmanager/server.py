@@ -208,11 +208,11 @@ class KVManagerService:
         )
 
     async def _report_health(self) -> None:
-        """SERVING while there is an executor that takes requests."""
+        """SERVING while there is an executor that takes requests, and steps go on."""
         while True:
             await self._driver.changed.wait()
             self._driver.changed.clear()
-            await self._server.set_serving(self._driver.backend.ready)
+            await self._server.set_serving(self._driver.serving)
 
     async def _check_integrity(self) -> None:
         while True:

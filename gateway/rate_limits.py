@@ -74,12 +74,21 @@ class TenantRates:
         self.add_tokens(tenant, prompt_tokens, now)
         self.running += 1
 
+    def go_on(self) -> None:
+        """A request runs that was let in before."""
+        self.running += 1
+
+    def take_back(self, tenant: Tenant, prompt_tokens: int) -> None:
+        """What a request had brought that was not let in after all. It is to be ended, too."""
+        self._requests_drained_at -= _seconds(1, tenant.requests_per_minute)
+        self._tokens_drained_at -= _seconds(prompt_tokens, tenant.tokens_per_minute)
+
     def add_tokens(self, tenant: Tenant, count: int, now: float) -> None:
         """Tokens were used."""
         self._tokens_drained_at = _fill(self._tokens_drained_at, count, tenant.tokens_per_minute, now)
 
     def end(self) -> None:
-        """A request that was begun is over."""
+        """A request that was begun, or went on, is over."""
         self.running -= 1
 
     def is_idle(self, now: float) -> bool:
@@ -98,4 +107,9 @@ def _check(drained_at: float, amount: int, limit: str, per_minute: int, now: flo
 
 
 def _fill(drained_at: float, amount: int, per_minute: int, now: float) -> float:
-    return max(now, drained_at) + amount * MINUTE / per_minute if per_minute else drained_at
+    return max(now, drained_at) + _seconds(amount, per_minute) if per_minute else drained_at
+
+
+def _seconds(amount: int, per_minute: int) -> float:
+    """How long an amount takes to drain."""
+    return amount * MINUTE / per_minute if per_minute else 0.0

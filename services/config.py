@@ -168,7 +168,7 @@ class StateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(ServiceConfig):
+class GatewayConfig(StateConfig, ServiceConfig):
     """The public server: text in, text out."""
 
     port: int = setting(50051, "Port to listen on.", minimum=0, maximum=MAX_PORT)
@@ -205,6 +205,7 @@ class GatewayConfig(ServiceConfig):
         super().__post_init__()
         _check_together(self, "public_tls_cert", "public_tls_key")
         check_address("kvmanager", self.kvmanager)
+        self.check_state()
         self.namespace_members()
         object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
 

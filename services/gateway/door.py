@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from pathlib import Path
 
 from services.config import ConfigError, GatewayConfig
+from services.gateway.admission import Admission
 from services.gateway.directory import DirectoryFeed
 from services.gateway.identity import Callers
 from services.ports import is_loopback
-from services.state.store import StateUnavailable
-from services.state.tenants import TenantStore
-from services.state.tenants_file import TenantsFile
+from services.state.store import StateStore, StateUnavailable
+from services.state.tenants_file import tenant_stores
 
 log = logging.getLogger(__name__)
 
@@ -22,18 +22,18 @@ class Door:
     Attributes:
         feed: The tenants.
         callers: Tells whose a call is.
+        admission: Lets requests in.
     """
 
-    def __init__(self, config: GatewayConfig, tenants: TenantStore) -> None:
+    def __init__(self, config: GatewayConfig, store: StateStore) -> None:
         """Opens nothing yet.
 
         Args:
-            tenants: The state store's, where the configuration names no file.
+            store: Where tenants are kept, unless the configuration names a file, and what they use. Is not started yet.
         """
         self._config = config
         self._may_be_open = is_loopback(config.host) or config.insecure or config.trusted_identity
-        if config.tenants_file is not None:
-            tenants = TenantsFile(Path(config.tenants_file))
+        tenants, usage = tenant_stores(store, config.tenants_file)
         self.feed = DirectoryFeed(tenants, config.namespace_members())
         self.callers = Callers(
             self.feed,
@@ -41,6 +41,7 @@ class Door:
             # Who names a file wants keys, also while nobody has one.
             open_without_tenants=self._may_be_open and config.tenants_file is None,
         )
+        self.admission = Admission(lambda: self.feed.directory, store.limits, usage)
 
     async def open(self) -> None:
         """Learns of the tenants. A state store that is away is no reason not to start: nobody is let in before.
@@ -64,3 +65,11 @@ class Door:
             )
         if self.feed.directory.empty and self._config.tenants_file is not None:
             log.warning("the tenants file has no tenants: nobody is let in until one is added")
+
+    async def run(self) -> None:
+        """Follows the tenants and tells what they use, for ever."""
+        await asyncio.gather(self.feed.run(), self.admission.run())
+
+    async def close(self) -> None:
+        """Tells what was used last."""
+        await self.admission.close()

@@ -16,7 +16,7 @@ from services.gateway.servicer import SERVICE, GenerationServicer
 from services.process import run_service
 from services.rpc.channel import connector
 from services.rpc.server import RpcServer
-from services.state.tenants import EmbeddedTenants
+from services.state.store import open_store
 from services.telemetry.tracing import make_tracing
 
 # So many cost a core some percent of its time.
@@ -30,7 +30,8 @@ class GatewayService:
         self._config = config
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE], max_message_bytes=config.max_message_bytes)
-        self._door = Door(config, EmbeddedTenants())
+        self._store = open_store(config.state, config.state_password())
+        self._door = Door(config, self._store)
         self._changed = asyncio.Event()
         responses_per_second = config.max_responses_per_second or _RESPONSES_PER_SECOND * (os.cpu_count() or 1)
         self._link = KVManagerLink(
@@ -38,18 +39,21 @@ class GatewayService:
         )
 
     async def start(self) -> None:
+        await self._store.start()
         await self._door.open()
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, self._config.model)
             gateway = Gateway(tokenizer, self._config.model_name, now=datetime.now)
         except TokenizerError as error:
             raise ConfigError(str(error)) from error
-        servicer = GenerationServicer(gateway, self._link, self._door.callers, self._tracing, self._server.count)
+        servicer = GenerationServicer(
+            gateway, self._link, self._door.callers, self._door.admission, self._tracing, self._server.count
+        )
         self._server.grpc.add_generic_rpc_handlers([servicer.handlers()])
         await self._server.start()
 
     async def run(self) -> None:
-        await asyncio.gather(self._link.run(), self._door.feed.run(), self._report_health())
+        await asyncio.gather(self._link.run(), self._door.run(), self._report_health())
 
     async def _report_health(self) -> None:
         """SERVING while the way to an executor is open."""
@@ -61,6 +65,8 @@ class GatewayService:
     async def stop(self) -> None:
         await self._server.announce_shutdown()
         await self._server.stop(self._config.drain_seconds)
+        await self._door.close()
+        await self._store.close()
         self._tracing.shutdown()
 
 

@@ -13,7 +13,9 @@ from google.protobuf.message import Message
 from gateway.errors import RequestError
 from gateway.gateway import Gateway
 from gateway.prepared import ModelLimits, PreparedRequest
+from gateway.scope import Identity
 from octavo.v1 import common_pb2, inference_pb2
+from services.gateway.admission import Admission, Visit
 from services.gateway.call_span import CallSpan
 from services.gateway.codec import core_error, decode_pin_request, decode_prompt, decode_request, encode_submission
 from services.gateway.generation import Generation
@@ -43,6 +45,7 @@ class GenerationServicer:
 
     Args:
         callers: tells who is calling.
+        admission: lets requests in, and counts what they use.
         on_call: told of each call as it starts.
     """
 
@@ -51,12 +54,14 @@ class GenerationServicer:
         gateway: Gateway,
         link: KVManagerLink,
         callers: Callers,
+        admission: Admission,
         tracing: Tracing,
         on_call: Callable[[Context], None],
     ) -> None:
         self._gateway = gateway
         self._link = link
         self._callers = callers
+        self._admission = admission
         self._tracing = tracing
         self._on_call = on_call
         self._pinning = Pinning(link)
@@ -90,60 +95,70 @@ class GenerationServicer:
     async def generate(self, data: bytes, context: Context) -> None:
         self._on_call(context)
         try:
-            with self._span("chat", context) as span:
-                request = await self._prepare(data, context)
-                await self._generate(request, span, context)
+            with self._span("chat", context) as span, self._admission.visit(self._identify(context)) as visit:
+                request = await self._prepare(data, context, visit.identity)
+                await self._generate(request, span, context, visit)
         except RpcError as error:
             await abort(context, error)
 
-    async def _prepare(self, data: bytes, context: Context) -> PreparedRequest:
-        identity = self._callers.identify(context.invocation_metadata() or ())
+    def _identify(self, context: Context) -> Identity:
+        return self._callers.identify(context.invocation_metadata() or ())
+
+    async def _prepare(self, data: bytes, context: Context, identity: Identity) -> PreparedRequest:
         message = parse(inference_pb2.GenerateRequest, data)
         prepared = await self._in_core(
             data, lambda limits: self._gateway.prepare(decode_request(message), limits, identity)
         )
         return _within_deadline(prepared, context)
 
-    async def _generate(self, request: PreparedRequest, span: RequestSpan, context: Context) -> None:
+    async def _generate(self, request: PreparedRequest, span: RequestSpan, context: Context, visit: Visit) -> None:
         """Whatever ends this, the client's going away included, ends the request at the KV manager."""
         key = request.tenant, request.request_id
         if key in self._running:
             message = f"request_id: {request.request_id!r} is running already"
             raise RpcError(grpc.StatusCode.ALREADY_EXISTS, message, "REQUEST_EXISTS", "request_id")
+        self._running.add(key)
+        try:
+            await visit.begin(len(request.prompt_token_ids))
+            await self._answer(request, span, context, visit)
+        finally:
+            self._running.discard(key)
+
+    async def _answer(self, request: PreparedRequest, span: RequestSpan, context: Context, visit: Visit) -> None:
         pace = Pace(request.response_interval, looked_through=bool(request.sampling.stop))
         stream = self._link.submit(lambda handle: encode_submission(request, handle, span.context), pace)
-        self._running.add(key)
         generation = Generation(self._gateway, request, stream)
         try:
             async for response in generation.responses():
+                visit.count(generation.usage)
                 if generation.over:
                     span.end(_span_attributes(request, generation))
                 await _write(context, response)
         finally:
-            self._running.discard(key)
             stream.close()
 
     # Pins
 
     async def pin_prefix(self, data: bytes, context: Context) -> inference_pb2.PinPrefixResponse:
-        identity = self._callers.identify(context.invocation_metadata() or ())
-        message = parse(inference_pb2.PinPrefixRequest, data)
-        prepared = await self._in_core(
-            data, lambda limits: self._gateway.prepare_pin(decode_pin_request(message), limits, identity)
-        )
-        with self._span("pin", context) as span:
+        with self._span("pin", context) as span, self._admission.visit(self._identify(context)) as visit:
+            message = parse(inference_pb2.PinPrefixRequest, data)
+            prepared = await self._in_core(
+                data, lambda limits: self._gateway.prepare_pin(decode_pin_request(message), limits, visit.identity)
+            )
+            await visit.begin(len(prepared.prompt_token_ids))
             response = await self._pinning.pin(_within_deadline(prepared, context), span.context)
+            visit.count(response.usage)
             span.end(_usage_attributes(response.usage))
             return response
 
     async def unpin_prefix(self, data: bytes, context: Context) -> inference_pb2.UnpinPrefixResponse:
-        identity = self._callers.identify(context.invocation_metadata() or ())
+        identity = self._identify(context)
         message = parse(inference_pb2.UnpinPrefixRequest, data)
         await self._pinning.unpin(identity.tenant, message.pin_id)
         return inference_pb2.UnpinPrefixResponse()
 
     async def list_pins(self, data: bytes, context: Context) -> inference_pb2.ListPinsResponse:
-        identity = self._callers.identify(context.invocation_metadata() or ())
+        identity = self._identify(context)
         parse(inference_pb2.ListPinsRequest, data)
         return inference_pb2.ListPinsResponse(pins=await self._pinning.pins(identity.tenant))
 
@@ -155,7 +170,7 @@ class GenerationServicer:
     # Questions about the model
 
     async def tokenize(self, data: bytes, context: Context) -> inference_pb2.TokenizeResponse:
-        self._callers.identify(context.invocation_metadata() or ())
+        self._identify(context)
         message = parse(inference_pb2.TokenizeRequest, data)
         token_ids = await self._in_core(
             data, lambda limits: self._gateway.tokenize(decode_prompt(message.prompt), limits, model=message.model)
@@ -163,7 +178,7 @@ class GenerationServicer:
         return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=self._link.model.max_model_len)
 
     async def list_models(self, data: bytes, context: Context) -> inference_pb2.ListModelsResponse:
-        self._callers.identify(context.invocation_metadata() or ())
+        self._identify(context)
         parse(inference_pb2.ListModelsRequest, data)
         model = inference_pb2.Model()
         model.CopyFrom(self._link.model)

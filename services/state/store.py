@@ -14,7 +14,9 @@ from typing import Protocol
 from services.config import EMBEDDED_STATE
 from services.state.executor_registry import ExecutorRegistry
 from services.state.leadership import Leadership
+from services.state.limits import SharedLimits
 from services.state.prefix_directory import PrefixDirectory
+from services.state.tenants import TenantStore, UsageStore
 from services.state.token_log import TokenLog, TokenLogLimits
 
 
@@ -40,6 +42,18 @@ class StateStore(Protocol):
     @property
     def prefixes(self) -> PrefixDirectory:
         """Cached blocks by model and group."""
+
+    @property
+    def tenants(self) -> TenantStore:
+        """Tenants and their keys."""
+
+    @property
+    def limits(self) -> SharedLimits | None:
+        """What tenants use of their limits; None: there is only one gateway to know it."""
+
+    @property
+    def usage(self) -> UsageStore:
+        """What tenants have used."""
 
     @property
     def available(self) -> bool:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.tenants import Tenant
-from services.state.store import StateUnavailable
+from services.state.store import StateStore, StateUnavailable
 from services.state.tenant_records import BadRecord, decode_tenant, encode_tenant
-from services.state.tenants import Change, TenantUsage, Usage, UsageBatch
+from services.state.tenants import Change, TenantStore, TenantUsage, Usage, UsageBatch, UsageStore
 
 SCHEMA = 1
 
@@ -29,6 +30,19 @@ MAX_WRITERS = 64
 """How many gateways' last batches are remembered, of those that wrote last."""
 
 R = TypeVar("R")
+
+
+def tenant_stores(store: StateStore, path: str | None) -> tuple[TenantStore, UsageStore]:
+    """Where tenants are kept, and what they use.
+
+    Args:
+        store: Keeps both.
+        path: Of a file that keeps the tenants instead; and what they use, unless the store outlives the process.
+    """
+    if path is None:
+        return store.tenants, store.usage
+    file = Path(path)
+    return TenantsFile(file), UsageFile(file, time.time) if store.limits is None else store.usage
 
 
 class TenantsFile:

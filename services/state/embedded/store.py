@@ -9,6 +9,7 @@ from services.state.embedded.executor_registry import EmbeddedExecutorRegistry
 from services.state.embedded.leadership import EmbeddedLeadership
 from services.state.embedded.prefix_directory import EmbeddedPrefixDirectory
 from services.state.embedded.token_log import EmbeddedTokenLog
+from services.state.tenants import EmbeddedTenants, EmbeddedUsage
 from services.state.token_log import TokenLogLimits
 
 
@@ -24,6 +25,9 @@ class EmbeddedStore:
         self.executors = EmbeddedExecutorRegistry(clock)
         self.requests = EmbeddedTokenLog(token_log, clock)
         self.prefixes = EmbeddedPrefixDirectory(clock)
+        self.tenants = EmbeddedTenants()
+        self.limits = None
+        self.usage = EmbeddedUsage(time.time)
         self.available = True
 
     def on_change(self, callback: Callable[[bool], None]) -> None:

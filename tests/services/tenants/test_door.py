@@ -16,9 +16,11 @@ from gateway.tenants import Tenant
 from services.config import ConfigError, GatewayConfig
 from services.gateway.door import Door
 from services.rpc.status import RpcError
+from services.state.embedded.store import EmbeddedStore
 from services.state.store import StateUnavailable
 from services.state.tenants import EmbeddedTenants
 from services.state.tenants_file import TenantsFile
+from services.state.token_log import TokenLogLimits
 
 KEY, KEY_ID, SECRET_HASH = new_key(secrets.randbits)
 ACME = Tenant("acme", (ApiKey(KEY_ID, SECRET_HASH, "search", ScopeLevel.APP),), namespaces=frozenset({"docs"}))
@@ -39,7 +41,9 @@ class Store(EmbeddedTenants):
         return await super().version()
 
 
-async def opened(store: EmbeddedTenants, **settings: object) -> Door:
+async def opened(tenants: EmbeddedTenants, **settings: object) -> Door:
+    store = EmbeddedStore(TokenLogLimits())
+    store.tenants = tenants
     door = Door(GatewayConfig(model="m", **settings), store)  # type: ignore[arg-type]
     await door.open()
     return door

@@ -20,6 +20,7 @@ from kvmanager.lookup import PartialMatch, PrefixLookup
 from kvmanager.request import PrefixMatchEnd, Request, RequestState, Sequence
 from kvmanager.swapper import Swapper
 from kvmanager.tier import MemoryTier
+from kvmanager.untold import UntoldContents
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,9 @@ class Memory:
         self.capacity = capacity
         self.block_size = capacity.block_size
         self.costs = costs
-        self.host = MemoryTier(executor, Tier.HOST, capacity.num_host_blocks, {}, log)
-        self.device = MemoryTier(executor, Tier.DEVICE, capacity.num_blocks, quotas, log)
+        self.untold = UntoldContents()
+        self.host = MemoryTier(executor, Tier.HOST, capacity.num_host_blocks, {}, log, self.untold)
+        self.device = MemoryTier(executor, Tier.DEVICE, capacity.num_blocks, quotas, log, self.untold)
         self.pool = self.device.pool
         self.fence = Fence(self.pool)
         self.copies = PendingCopies(self.pool, self.host.pool)

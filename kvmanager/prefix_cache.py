@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from kvmanager.block import Block
 from kvmanager.content import Content
 from kvmanager.kv_events import BlockRemoved, BlockStored, KVEventLog, Tier
+from kvmanager.untold import UntoldContents
 
 MAX_SIBLINGS = 8
 """So many of the newest blocks after the same prefix are compared when a part of one may be of use."""
@@ -19,14 +20,16 @@ class PrefixCache:
     A block stays in here after its last reference is gone, until the pool evicts it.
 
     Args:
+        untold: where the executor will be told from.
         num_remembered: how many evicted blocks' names are kept, to tell "evicted" from "never seen".
     """
 
-    def __init__(self, executor: str, tier: Tier, log: KVEventLog, num_remembered: int) -> None:
+    def __init__(self, executor: str, tier: Tier, log: KVEventLog, untold: UntoldContents, num_remembered: int) -> None:
         self.num_evicted = 0
         self._executor = executor
         self._tier = tier
         self._log = log
+        self._untold = untold
         self._blocks: dict[bytes, Block] = {}
         self._newest: dict[bytes, Block] = {}  # of the siblings after each prefix
         self._likenesses: dict[int, int] = {}
@@ -85,9 +88,15 @@ class PrefixCache:
         Returns:
             False where another block is given out for this identity already; that one stays.
         """
-        identity, parent, scope = content.identity, content.parent, content.scope
-        if identity in self._blocks:
+        if content.identity in self._blocks:
             return False
+        self.adopt(block, content, written_step)
+        self._untold.stored(block)
+        return True
+
+    def adopt(self, block: Block, content: Content, written_step: int = 0) -> None:
+        """As `register`, for a block of which the executor knows itself what it holds; its identity must be new."""
+        identity, parent, scope = content.identity, content.parent, content.scope
         assert block.content is None, f"{block} holds something else"
         block.content = content
         block.written_step = written_step
@@ -98,7 +107,6 @@ class PrefixCache:
         if self._evicted:
             self._evicted.pop(identity, None)
         self._log.append(BlockStored(self._executor, self._tier, identity, parent, content.tokens))
-        return True
 
     def evict(self, block: Block) -> None:
         """Forgets a block whose content is about to be overwritten."""
@@ -113,6 +121,7 @@ class PrefixCache:
             del self._likenesses[likeness]
         self.num_evicted += 1
         self._remember(content.identity)
+        self._untold.removed(block)
         self._log.append(BlockRemoved(self._executor, self._tier, content.identity))
 
     def _add_sibling(self, block: Block, prefix: bytes) -> None:

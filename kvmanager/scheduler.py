@@ -74,6 +74,8 @@ class Scheduler:
             self._admit(batch, budget, now)
         batch.forget, self._to_forget = self._to_forget, []
         self.memory.copies.hand_over(batch)
+        if not batch.empty:
+            self.memory.untold.hand_over(batch)
         return batch
 
     # Decodes

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from kvmanager.kv_events import Tier
 from kvmanager.request import FinishReason, PrefixMatchEnd, Sequence
+from kvmanager.spec import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,30 @@ class NewSequence:
         )
 
 
+@dataclass(slots=True)  # not frozen: that would make each one three times as dear, and there is one for each block
+class StoredBlock:
+    """A full block in memory, and all that its keys and values depend on.
+
+    Attributes:
+        identity: SHA-256 of the block (`kvmanager.content.block_identity`); `parent` that of the one before.
+        tokens: int32, packed.
+        scope: the narrowest of its tokens' scopes.
+    """
+
+    tier: Tier
+    block_id: int
+    identity: bytes
+    parent: bytes
+    tokens: bytes
+    scope: Scope
+
+
 @dataclass(slots=True)
 class StepBatch:
     """One step. The executor applies the attributes in this order.
 
     Attributes:
+        removed_blocks: (tier, block id): what was stored there is not valid from this step on.
         forget: sequences that are over or preempted.
         branches: (parent, child): the child starts as a copy of the parent, table included.
         chosen_tokens: (sequence, token): the next token of a sequence that reports candidates.
@@ -59,9 +80,11 @@ class StepBatch:
         block_copies: (source, destination) within the device pool, before any row writes.
         row_sequence_ids, row_num_tokens: one row for each sequence that computes tokens.
         forks: parent -> children that copy it when it samples in this step.
+        stored_blocks: valid once this step is done.
     """
 
     step: int
+    removed_blocks: list[tuple[Tier, int]] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
     branches: list[tuple[int, int]] = field(default_factory=list)
     chosen_tokens: list[tuple[int, int]] = field(default_factory=list)
@@ -73,9 +96,11 @@ class StepBatch:
     row_sequence_ids: list[int] = field(default_factory=list)
     row_num_tokens: list[int] = field(default_factory=list)
     forks: dict[int, list[int]] = field(default_factory=dict)
+    stored_blocks: list[StoredBlock] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
+        """There is nothing to do: what blocks hold can wait for a step that has."""
         return not (
             self.row_sequence_ids
             or self.forget

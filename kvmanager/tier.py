@@ -10,6 +10,7 @@ from kvmanager.block_pool import BlockPool
 from kvmanager.content import Content
 from kvmanager.kv_events import KVEventLog, Tier
 from kvmanager.prefix_cache import PrefixCache
+from kvmanager.untold import UntoldContents
 
 MIN_REMEMBERED = 1024
 
@@ -28,9 +29,10 @@ class MemoryTier:
         num_blocks: int,
         quotas: Mapping[str, Quota],
         log: KVEventLog,
+        untold: UntoldContents,
     ) -> None:
         self.before_evict: Callable[[Block], None] = lambda block: None
-        self.cache = PrefixCache(executor, tier, log, max(num_blocks, MIN_REMEMBERED))
+        self.cache = PrefixCache(executor, tier, log, untold, max(num_blocks, MIN_REMEMBERED))
         self.pool = BlockPool(num_blocks, self._evict, quotas, on_host=tier is Tier.HOST)
 
     def register(self, block: Block, content: Content, written_step: int) -> bool:

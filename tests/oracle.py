@@ -4,7 +4,7 @@ Each slot of its blocks holds a fingerprint of the token that was written there 
 keys and values depend on all of them. Each row reads its whole context through its block table and must find its own
 fingerprints there, so a wrong block, a stale copy, a missed copy-on-write, a lost swap or a hit in the wrong place is
 seen in the step where it happens. The next token is a hash of the context. It is pipelined like a real executor, and
-refuses what a real one would.
+refuses what a real one would. Whatever it would tell a new KV manager about its blocks is compared with them, too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kvmanager.beam_search import BeamSearch, Hypothesis
+from kvmanager.kv_events import Tier
 from kvmanager.spec import BeamParams
-from kvmanager.step import NewSequence, StepBatch, StepResult
+from kvmanager.step import NewSequence, StepBatch, StepResult, StoredBlock
+from tests.block_record import BlockRecord, Key
 
 VOCAB_SIZE = 50
 
@@ -149,16 +151,24 @@ class Oracle:
         rng: decides in which order the rows of a step write; it must not matter.
         split: so many of the steps have one row after the other write and read, as on an executor that is short of
             memory, instead of all write before any reads. That must not matter either.
+        own_names: as of `BlockRecord`.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, rng: random.Random, num_host_blocks: int = 0, split: float = 0.25
+        self,
+        num_blocks: int,
+        block_size: int,
+        rng: random.Random,
+        num_host_blocks: int = 0,
+        split: float = 0.25,
+        own_names: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.block_size = block_size
         self.rng = rng
         self.split = split
+        self.own_names = own_names
         self.lose()
 
     # Failures
@@ -170,10 +180,27 @@ class Oracle:
         self.sequences: dict[int, OracleSequence] = {}
         self.last_step = 0
         self.pending: deque[StepBatch] = deque()
+        self.record = BlockRecord(self._slots, self.own_names)
+        self._num_launched = 0
+        self._written: set[Key] = set()
         self._runs_to_refuse = 0
 
     def _fresh_blocks(self, count: int) -> list[list[int | None]]:
         return [[NEVER_WRITTEN] * self.block_size for _ in range(count)]
+
+    def describe_blocks(self) -> list[StoredBlock]:
+        """Another KV manager takes over: what has begun is finished, and nothing is left but the blocks."""
+        self._runs_to_refuse = 0
+        while self._num_launched:
+            self.run()
+        self.pending.clear()
+        self.sequences.clear()
+        self.last_step = 0
+        return list(self.record.blocks.values())
+
+    def _slots(self, key: Key) -> list[int | None]:
+        tier, block_id = key
+        return (self.blocks if tier is Tier.DEVICE else self.host_blocks)[block_id]
 
     def stall(self, num_runs: int) -> None:
         """Makes the next so many calls of `run` return nothing."""
@@ -182,7 +209,16 @@ class Oracle:
     # Steps
 
     def send(self, batch: StepBatch) -> None:
+        """Begins with a step at once, or when it is its turn."""
         self.pending.append(batch)
+        if self.rng.random() < 0.5:
+            self._launch(len(self.pending))
+
+    def _launch(self, num_steps: int) -> None:
+        """Begins with so many of the steps that are under way."""
+        while self._num_launched < num_steps:
+            self.record.launch(self.pending[self._num_launched])
+            self._num_launched += 1
 
     def run(self) -> StepResult | None:
         """Executes one step. None while it stalls.
@@ -193,7 +229,10 @@ class Oracle:
         if self._runs_to_refuse:
             self._runs_to_refuse -= 1
             return None
+        self._launch(1)
         batch = self.pending.popleft()
+        self._num_launched -= 1
+        self._written.clear()
         assert batch.step == self.last_step + 1, "a gap in steps"
         self.last_step = batch.step
         self._update_sequences(batch)
@@ -209,6 +248,7 @@ class Oracle:
                 self._write(*row)
         for sequence, _ in rows:
             self._read(sequence)
+        self.record.finish(self._written)
         return self._sample(batch, [sequence for sequence, _ in rows])
 
     # Before the rows
@@ -271,6 +311,8 @@ class Oracle:
             "block_copies: a block is read and written, so the result depends on their order"
         )
         _copy(batch.block_copies, self.blocks, self.blocks, "block_copies")
+        self._written.update((Tier.HOST, destination) for _, destination in batch.swaps_out)
+        self._written.update((Tier.DEVICE, destination) for _, destination in batch.swaps_in + batch.block_copies)
 
     # Rows
 
@@ -288,8 +330,9 @@ class Oracle:
             f"sequence {sequence.sequence_id}: a row of {end} tokens exceeds its block table"
         )
         for position in range(start, end):
-            block = self.blocks[sequence.table[position // self.block_size]]
-            block[position % self.block_size] = sequence.fingerprints[position]
+            block_id = sequence.table[position // self.block_size]
+            self.blocks[block_id][position % self.block_size] = sequence.fingerprints[position]
+            self._written.add((Tier.DEVICE, block_id))
         sequence.num_computed = end
 
     def _read(self, sequence: OracleSequence) -> None:

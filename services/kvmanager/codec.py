@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from google.rpc import code_pb2
 
 from kvmanager.capacity import Capacity
 from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, PinRefused, QueueFull
+from kvmanager.kv_events import Tier
 from kvmanager.request import FinishReason, PrefixMatchEnd
 from kvmanager.spec import (
     DEFAULT_TENANT,
@@ -19,7 +20,17 @@ from kvmanager.spec import (
     ResumedSequence,
     Scope,
 )
-from kvmanager.step import NewSequence, Progress, RequestEnd, SequenceUpdate, Speeds, StepBatch, StepResult, Usage
+from kvmanager.step import (
+    NewSequence,
+    Progress,
+    RequestEnd,
+    SequenceUpdate,
+    Speeds,
+    StepBatch,
+    StepResult,
+    StoredBlock,
+    Usage,
+)
 from octavo.v1 import common_pb2, executor_pb2, inference_pb2, kvmanager_pb2
 from services.rpc.columns import (
     pack_int32,
@@ -53,6 +64,9 @@ _PREFIX_MATCH_ENDS = {
     PrefixMatchEnd.PARTIAL_BLOCK: common_pb2.PREFIX_MATCH_END_PARTIAL_BLOCK,
     PrefixMatchEnd.LAST_TOKEN: common_pb2.PREFIX_MATCH_END_LAST_TOKEN,
 }
+
+_TIERS = {Tier.DEVICE: common_pb2.TIER_DEVICE, Tier.HOST: common_pb2.TIER_HOST}
+_TIERS_BY_NUMBER: dict[int, Tier] = {number: tier for tier, number in _TIERS.items()}
 
 # Requests
 
@@ -159,6 +173,20 @@ def encode_batch(
         message.chosen_tokens = pack_int64_tuples(batch.chosen_tokens)
     for parent, children in batch.forks.items():
         message.forks.add(parent_sequence_id=parent, child_sequence_ids=pack_int64(children))
+    if batch.removed_blocks:
+        message.removed_blocks = pack_tuples([(_TIERS[tier], block_id) for tier, block_id in batch.removed_blocks])
+    for block in batch.stored_blocks:
+        scope = block.scope
+        message.stored_blocks.add(
+            block_id=block.block_id,
+            tier=_TIERS[block.tier],
+            identity=block.identity,
+            parent_identity=block.parent,
+            token_ids=block.tokens,
+            salt=scope.salt,
+            owner=scope.owner,
+            narrowness=scope.narrowness,
+        )
     if traces:
         message.traces.extend(traces)
     return request
@@ -177,6 +205,23 @@ def _encode_sequence(new: NewSequence) -> executor_pb2.NewSequence:
         num_candidates=new.num_candidates,
         ranked=new.ranked,
     )
+
+
+def decode_stored_blocks(messages: Iterable[executor_pb2.StoredBlock]) -> list[StoredBlock]:
+    """What an executor says of its blocks. Those of no tier are left out: nobody can ask for them."""
+    scopes: dict[tuple[bytes, str, int], Scope] = {}  # a few, of many blocks
+    blocks = []
+    for message in messages:
+        tier = _TIERS_BY_NUMBER.get(message.tier)
+        if tier is None:
+            continue
+        key = message.salt, message.owner, message.narrowness
+        scope = scopes.get(key)
+        if scope is None:
+            scope = scopes[key] = Scope(*key)
+        tokens = message.token_ids
+        blocks.append(StoredBlock(tier, message.block_id, message.identity, message.parent_identity, tokens, scope))
+    return blocks
 
 
 def decode_result(message: executor_pb2.StepResult) -> StepResult:

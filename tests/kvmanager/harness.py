@@ -51,6 +51,7 @@ class Harness:
         self.capacity = Capacity(num_blocks, block_size, max_model_len, num_host_blocks)
         self.speeds = speeds
         self.events: list[Event] = []
+        self._identify = identify
         self._new_manager = partial(
             KVManager,
             Limits(max_batched_tokens, max_sequences, max_waiting_requests),
@@ -86,7 +87,13 @@ class Harness:
     def attach(self, name: str = FIRST, capacity: Capacity | None = None) -> None:
         capacity = capacity or self.capacity
         self.take(self.manager.attach_executor(name, capacity, self.now, self.speeds))
-        self.oracles[name] = Oracle(capacity.num_blocks, capacity.block_size, self.rng, capacity.num_host_blocks)
+        self.oracles[name] = Oracle(
+            capacity.num_blocks,
+            capacity.block_size,
+            self.rng,
+            capacity.num_host_blocks,
+            own_names=self._identify is not block_identity,
+        )
 
     def detach(self, name: str = FIRST) -> None:
         self.take(self.manager.detach_executor(name, self.now))
@@ -164,6 +171,8 @@ class Harness:
         result = self.oracles[name].run()
         if result is not None:
             self.take(self.manager.apply(name, result, self.now))
+            if not self.oracles[name].pending:
+                self.oracles[name].record.check_complete(self.manager.replicas[name].memory)
         self.manager.check_integrity()
 
     def step(self) -> None:

@@ -259,6 +259,7 @@ class Mix:
         self._take(self.manager.apply(name, result, self.now), executors_changed=replica.draining)
         if not oracle.pending:
             self._check_tables(oracle, replica)
+            oracle.record.check_complete(replica.memory)
 
     def executors_stall(self, num_runs: int) -> None:
         for oracle in self.oracles.values():

@@ -14,6 +14,7 @@ from kvmanager.kv_events import KVEventLog, Tier
 from kvmanager.prefix_cache import MAX_SIBLINGS
 from kvmanager.spec import Scope
 from kvmanager.tier import MemoryTier
+from kvmanager.untold import UntoldContents
 
 
 def pack(token_ids):
@@ -21,7 +22,7 @@ def pack(token_ids):
 
 
 def tier_of(num_blocks: int, **quotas: Quota) -> MemoryTier:
-    return MemoryTier("executor-0", Tier.DEVICE, num_blocks, quotas, KVEventLog())
+    return MemoryTier("executor-0", Tier.DEVICE, num_blocks, quotas, KVEventLog(), UntoldContents())
 
 
 def account(tier: MemoryTier, owner: str = "acme") -> Account:
@@ -224,7 +225,7 @@ def test_an_evicted_name_is_remembered_until_it_is_back():
 
 
 def test_names_of_evicted_blocks_take_limited_room():
-    tier = MemoryTier("executor-0", Tier.DEVICE, 1, {}, KVEventLog())
+    tier = MemoryTier("executor-0", Tier.DEVICE, 1, {}, KVEventLog(), UntoldContents())
     contents = [chain([token])[0] for token in range(3000)]
     for content in contents:
         cached_chain(tier, [content])

@@ -14,20 +14,22 @@ from kvmanager.errors import (
     PinRefused,
     QueueFull,
 )
+from kvmanager.kv_events import Tier
 from kvmanager.request import FinishReason, PrefixMatchEnd
 from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, ResumedSequence, Scope
-from kvmanager.step import NewSequence, RequestEnd, SequenceUpdate, Speeds, StepBatch, Usage
+from kvmanager.step import NewSequence, RequestEnd, SequenceUpdate, Speeds, StepBatch, StoredBlock, Usage
 from octavo.v1 import common_pb2, executor_pb2, kvmanager_pb2
 from services.executor.codec import decode_batch
 from services.kvmanager.codec import (
     decode_result,
+    decode_stored_blocks,
     decode_submission,
     encode_batch,
     encode_end,
     encode_error,
     encode_update,
 )
-from services.rpc.columns import pack_float32, pack_int32, pack_int64
+from services.rpc.columns import pack_float32, pack_int32, pack_int64, unpack_tuples
 
 
 def submission(**fields: Any) -> kvmanager_pb2.Submission:
@@ -134,6 +136,7 @@ def test_a_whole_step_comes_through_to_the_executor() -> None:
     new = NewSequence(big, [1, 2, 3], 2, 1, [7, 8], common_pb2.SamplingParams(seed=4), 5, num_candidates=6, ranked=True)
     batch = StepBatch(
         9,
+        removed_blocks=[(Tier.DEVICE, 3), (Tier.HOST, 1)],
         forget=[big + 1],
         branches=[(big, big + 2)],
         chosen_tokens=[(big + 2, 33)],
@@ -145,10 +148,16 @@ def test_a_whole_step_comes_through_to_the_executor() -> None:
         row_sequence_ids=[big, big + 2],
         row_num_tokens=[3, 1],
         forks={big: [big + 3, big + 4]},
+        stored_blocks=[
+            StoredBlock(Tier.DEVICE, 7, b"i" * 32, b"", pack_int32([1, 2, 3]), Scope(b"salt", "acme", 2)),
+            StoredBlock(Tier.HOST, 0, b"j" * 32, b"i" * 32, pack_int32([4, 5, 6]), Scope(b"", "shared:docs", 0)),
+        ],
     )
     trace = common_pb2.TraceContext(traceparent="00-x")
     message = encode_batch(batch, 12, [trace]).batch
     assert list(message.traces) == [trace]
+    assert unpack_tuples(message.removed_blocks, 2) == [(common_pb2.TIER_DEVICE, 3), (common_pb2.TIER_HOST, 1)]
+    assert decode_stored_blocks(message.stored_blocks) == batch.stored_blocks, "what comes back is what was told"
     decoded = decode_batch(message)
     assert (decoded.epoch, decoded.step) == (12, 9)
     for name in (
@@ -176,6 +185,11 @@ def test_a_whole_step_comes_through_to_the_executor() -> None:
         "ranked",
     ):
         assert getattr(decoded_new, name) == getattr(new, name), name
+
+
+def test_a_block_of_a_tier_that_is_not_known_is_nobodys() -> None:
+    known = executor_pb2.StoredBlock(block_id=1, tier=common_pb2.TIER_HOST)
+    assert [block.block_id for block in decode_stored_blocks([executor_pb2.StoredBlock(), known])] == [1]
 
 
 def test_a_step_with_rows_alone_has_nothing_else_on_the_wire() -> None:

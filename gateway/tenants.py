@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.api_keys import ApiKey, has_secret, parse_key
 from gateway.errors import Unauthenticated
@@ -47,6 +47,18 @@ class Tenant:
             raise ValueError(f"reserved_blocks: must be at most max_blocks, {self.max_blocks}")
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight: must be a number above 0, is {self.weight}")
+
+    def revoke(self, now: int, key_id: str | None = None) -> Tenant:
+        """The tenant without a valid key, or without this one.
+
+        Args:
+            now: Seconds since 1970.
+        """
+        keys = (
+            replace(key, revoked_at=now) if key.revoked_at is None and key_id in (None, key.key_id) else key
+            for key in self.keys
+        )
+        return replace(self, keys=tuple(keys))
 
 
 class Directory:

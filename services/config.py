@@ -50,7 +50,7 @@ def setting(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
-    envvar: str | None = None,
+    envvar: str | list[str] | None = None,
 ) -> Any:
     """One field of a configuration.
 
@@ -59,7 +59,7 @@ def setting(
         help: One line for ``--help``.
         minimum: Least allowed value.
         maximum: Greatest allowed value.
-        envvar: A standard environment variable that gives the value, beside Octavo's own.
+        envvar: The environment variable that gives the value, or several, of which the first that is set counts.
     """
     metadata = {"help": help, "minimum": minimum, "maximum": maximum, "envvar": envvar}
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli import certs, chat, check, generate, pins, processes
+from services.cli import certs, chat, check, generate, pins, processes, tenants
 from services.cli.errors import INTERRUPTED, UNUSABLE, CommandError
 from services.config import ConfigError, read_toml
 
@@ -38,6 +38,7 @@ for command in (
     processes.demo,
 ):
     app.command()(command)
+app.add_typer(tenants.app, name="tenant")
 
 
 def main() -> None:

@@ -1,10 +1,13 @@
 """Tenants in Redis.
 
 octavo:1:{tenants}:directory    hash: NAME -> tenant as JSON (`services.state.tenant_records`); keys as hashes only
-octavo:1:{tenants}:version      integer, one more with each change
+octavo:1:{tenants}:version      string: another one with each change. No count: a Redis that comes back without its
+                                last changes would count them again
 """
 
 from __future__ import annotations
+
+import secrets
 
 from gateway.tenants import Tenant
 from services.state.redis.connection import RedisConnection
@@ -17,12 +20,12 @@ from services.state.tenants import Change
 _DIRECTORY = key("tenants", "directory")
 _VERSION = key("tenants", "version")
 
-# KEYS: directory, version. ARGV: name, record as it was or '', record as it is to be. Returns 1, or 0 where another
-# came between.
+# KEYS: directory, version. ARGV: name, record as it was or '', record as it is to be, new version. Returns 1, or 0
+# where another came between.
 _REPLACE = Script("""
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[2], ARGV[4])
 return 1
 """)
 
@@ -34,19 +37,18 @@ class RedisTenants:
         self._connection = connection
 
     async def version(self) -> str:
-        # A Redis that has lost all it had is another one, whatever it counts: it is known by having no directory.
-        version, exists = await self._connection.run_all([command("GET", _VERSION), command("EXISTS", _DIRECTORY)])
-        return f"{int(version or 0)} {exists}"
+        version: bytes | None = await self._connection.run(command("GET", _VERSION))
+        return "" if version is None else version.decode("utf-8", "replace")
 
     async def all(self) -> list[Tenant]:
-        reply = await self._connection.run(command("HGETALL", _DIRECTORY))
-        return [_load(name.decode(), record) for name, record in zip(reply[::2], reply[1::2], strict=True)]
+        records = await self._connection.run(command("HGETALL", _DIRECTORY))
+        return [_load(name.decode("utf-8", "replace"), record) for name, record in records.items()]
 
     async def change(self, name: str, change: Change) -> Tenant:
         while True:
             record = await self._connection.run(command("HGET", _DIRECTORY, name)) or b""
             changed = change(_load(name, record) if record else None)
-            script = _REPLACE([_DIRECTORY, _VERSION], name, record, dump_tenant(changed))
+            script = _REPLACE([_DIRECTORY, _VERSION], name, record, dump_tenant(changed), secrets.token_hex(8))
             if await self._connection.run(script):
                 return changed
 

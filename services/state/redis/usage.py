@@ -49,7 +49,7 @@ class RedisUsage:
 
     async def of(self, tenant: str) -> TenantUsage:
         reply = await self._connection.run(command("HGETALL", _key(tenant)))
-        stored = {name.decode(): int(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}
+        stored = {name.decode(): int(value) for name, value in reply.items()}
         since = stored.pop("since", None)
         by_app: dict[str, Usage] = {}
         for field, amount in stored.items():

@@ -462,7 +462,12 @@ class KVManager:
     @property
     def idle(self) -> bool:
         """No request is here and no step is under way."""
-        return not self._requests and not any(replica.under_way for replica in self.replicas.values())
+        return not self._requests and not self.under_way
+
+    @property
+    def under_way(self) -> bool:
+        """A step is, on some executor."""
+        return any(replica.under_way for replica in self.replicas.values())
 
     @property
     def num_waiting(self) -> int:

@@ -31,7 +31,14 @@ class ChildProcess:
     from the parent that ends with the parent (see `stop_with_stdin`), so that it does not outlive one that was killed.
     """
 
-    def __init__(self, name: str, command: Sequence[str], address: str, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        address: str,
+        log: Callable[[str], None],
+        stands_by: bool = False,
+    ) -> None:
         """Starts nothing yet.
 
         Args:
@@ -39,9 +46,11 @@ class ChildProcess:
             command: Program and arguments.
             address: Where it will answer health checks, ``host:port``.
             log: Gets each line that it prints.
+            stands_by: It is one of several KV managers: where another serves, it is ready too.
         """
         self.name = name
         self.address = address
+        self._stands_by = stands_by
         self._command = command
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
@@ -88,15 +97,16 @@ class ChildProcess:
         self._output = asyncio.create_task(self._pass_on_output(self._process))
 
     async def ready(self) -> None:
-        """Returns when it serves.
+        """Returns when it serves, or stands by.
 
         Raises:
             DiedEarlyError: It died before.
         """
         # gRPC takes a while to load: here the process has begun to load its own things meanwhile.
         from services.readiness import serving
+        from services.rpc import health as names
 
-        answering = asyncio.create_task(serving(self.address))
+        answering = asyncio.create_task(serving(self.address, names.STANDBY if self._stands_by else ""))
         gone = asyncio.create_task(self.exited())
         try:
             await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)

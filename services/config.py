@@ -7,9 +7,11 @@ TOML file, the default written here. The command line derives its options from t
 
 import math
 import os
+import socket
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import parse_qsl, urlsplit
@@ -260,10 +262,15 @@ class KVManagerConfig(StateConfig, ServiceConfig):
     max_sequences: int = _max_sequences()
     max_waiting_requests: int = setting(1024, "Most requests that wait; more are refused.", minimum=0)
     prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt prefixes.")
+    group: str = setting(
+        "",
+        "Name of the executors in the shared state; of the KV managers that have one group, one leads and the others"
+        " stand by. When absent it is made of the executors' addresses.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.executor_addresses()
+        object.__setattr__(self, "group", self.group or _group_of(self.executor_addresses()))
         self.quotas()
         self.check_state()
 
@@ -426,6 +433,20 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _group_of(addresses: Sequence[str]) -> str:
+    """The same on whatever machine; of loopback addresses, which are others on each machine, with its name."""
+    group = ",".join(sorted(addresses))
+    return f"{socket.gethostname()}/{group}" if any(map(_is_loopback, addresses)) else group
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_address(name: str, address: str) -> None:
     """Refuses what is not ``host:port``.
 
@@ -502,5 +523,5 @@ def _check(name: str, kind: Any, limits: Mapping[str, Any], value: Any) -> None:
         raise ConfigError(f"{name}: must be at least {minimum}, not {value}")
     if maximum is not None and not value <= maximum:
         raise ConfigError(f"{name}: must be at most {maximum}, not {value}")
-    if kind is str and not value and name != "model_name":
+    if kind is str and not value and name not in ("model_name", "group"):
         raise ConfigError(f"{name}: must not be empty")

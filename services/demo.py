@@ -98,7 +98,7 @@ async def _run(console: Console) -> int:
                 asked = time.monotonic()
                 await asyncio.gather(*(_ask(client, number, each, show) for number, each in enumerate(answers, 1)))
                 seconds = time.monotonic() - asked
-        memory = await _memory(stack.addresses.kvmanager)
+        memory = await _memory(stack.addresses.kvmanagers[0])
     console.print()
     console.print(_per_request(answers), soft_wrap=False)
     console.print(_totals(answers, seconds, memory))

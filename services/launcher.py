@@ -63,13 +63,14 @@ class Addresses:
     """Where each process listens, ``host:port``."""
 
     gateway: str
-    kvmanager: str
+    kvmanagers: tuple[str, ...]
     executors: tuple[str, ...]
 
     def by_name(self) -> dict[str, str]:
         """By the process's name."""
-        executors = zip(_executor_names(len(self.executors)), self.executors, strict=True)
-        return {"gateway": self.gateway, "kvmanager": self.kvmanager, **dict(executors)}
+        kvmanagers = zip(_names("kvmanager", len(self.kvmanagers)), self.kvmanagers, strict=True)
+        executors = zip(_names("executor", len(self.executors)), self.executors, strict=True)
+        return {"gateway": self.gateway, **dict(kvmanagers), **dict(executors)}
 
 
 # The command line of one process, given its name and where all listen.
@@ -90,7 +91,7 @@ def octavo_command(settings: Mapping[str, Any], config_file: Path | None = None)
     def build(name: str, addresses: Addresses) -> list[str]:
         host, _, port = addresses.by_name()[name].rpartition(":")
         values = {key: value for key, value in settings.items() if value is not None}
-        values |= {"kvmanager": addresses.kvmanager, "executors": ",".join(addresses.executors)}
+        values |= {"kvmanager": ",".join(addresses.kvmanagers), "executors": ",".join(addresses.executors)}
         values |= {"host": host.strip("[]"), "port": port}
         service = service_of(name)
         known = {each.name for each in fields(_CONFIGS[service])}
@@ -104,12 +105,12 @@ def service_of(name: str) -> str:
     return name.partition("-")[0]
 
 
-def _executor_names(count: int) -> list[str]:
-    return ["executor"] if count == 1 else [f"executor-{number}" for number in range(1, count + 1)]
+def _names(service: str, count: int) -> list[str]:
+    return [service] if count == 1 else [f"{service}-{number}" for number in range(1, count + 1)]
 
 
 class Stack:
-    """A gateway, a KV manager, and one or more executors. Belongs to the event loop that starts it."""
+    """A gateway, a KV manager or two, and one or more executors. Belongs to the event loop that starts it."""
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class Stack:
         kvmanager_port: int = 0,
         executor_port: int = 0,
         num_executors: int = 1,
+        standby: bool = False,
         drain_seconds: float = GatewayConfig.drain_seconds,
         log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
@@ -129,34 +131,33 @@ class Stack:
             command: What to run for each process.
             host: Where the gateway listens; the others stay on loopback.
             port: The gateway's port; 0 takes a free one, here and below.
-            kvmanager_port: The KV manager's port.
+            kvmanager_port: The KV manager's port; the standby has the next.
             executor_port: The first executor's port; each further one has the next.
             num_executors: How many executors, replicas of one model.
+            standby: A second KV manager takes over when the first one fails. They need one state store.
             drain_seconds: What the children were told; one that takes longer to stop is killed.
             log: Gets each line that a child prints, and what the launcher itself has to say.
 
         Raises:
-            ConfigError: There are not so many ports from executor_port on.
+            ConfigError: There are not so many ports from kvmanager_port or executor_port on.
         """
-        if executor_port + num_executors - 1 > MAX_PORT:
-            raise ConfigError(f"executor_port: from {executor_port} on there are no {num_executors} ports")
         self._command = command
+        self._standby = standby
         self._places = {
             "gateway": (host, port),
-            "kvmanager": (ServiceConfig.host, kvmanager_port),
+            **_places("kvmanager", kvmanager_port, 2 if standby else 1),
+            **_places("executor", executor_port, num_executors),
         }
-        for number, name in enumerate(_executor_names(num_executors)):
-            self._places[name] = (ServiceConfig.host, executor_port + number if executor_port else 0)
         self._drain_seconds = drain_seconds
         self._log = log
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._on_progress: Callable[[Progress], None] | None = None
-        self.addresses = Addresses("", "", ("",) * num_executors)
+        self.addresses = _group(dict.fromkeys(self._places, ""))
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children that run, by name: several executors are executor-1, executor-2 and so on."""
+        """Process ids of the children that run, by name: several of a kind are executor-1, executor-2 and so on."""
         return {name: child.pid for name, child in self._children.items() if child.running}
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> None:
@@ -233,8 +234,7 @@ class Stack:
         finally:
             for each in held:
                 each.close()
-        gateway, kvmanager, *executors = chosen.values()
-        self.addresses = Addresses(gateway, kvmanager, tuple(executors))
+        self.addresses = _group(chosen)
 
     def _port_was_taken(self, name: str) -> bool:
         host, port = self._places[name]
@@ -247,14 +247,15 @@ class Stack:
         return False
 
     async def _start_once(self) -> None:
-        self._children = {
-            name: ChildProcess(name, self._command(name, self.addresses), address, self._take_line)
-            for name, address in self.addresses.by_name().items()
-        }
+        self._children = {name: self._make_child(name, address) for name, address in self.addresses.by_name().items()}
         # The executor takes longest: it is first to get a core.
         await asyncio.gather(*(child.start() for child in reversed(self._children.values())))
         await _first_failure([asyncio.create_task(self._until_ready(child)) for child in self._children.values()])
         self._watchers = [asyncio.create_task(self._keep_running(child)) for child in self._children.values()]
+
+    def _make_child(self, name: str, address: str) -> ChildProcess:
+        stands_by = self._standby and service_of(name) == "kvmanager"
+        return ChildProcess(name, self._command(name, self.addresses), address, self._take_line, stands_by)
 
     def _take_line(self, line: str) -> None:
         if self._on_progress is not None and (progress := read_progress(line)) is not None:
@@ -324,6 +325,23 @@ async def _serve_until_stopped(stack: Stack, model_name: str, console: Console) 
     finally:
         stopping = True
         await stack.stop()
+
+
+def _places(service: str, first_port: int, count: int) -> dict[str, tuple[str, int]]:
+    """Host and port of each process of a service, on loopback; port 0 for a free one."""
+    if first_port + count - 1 > MAX_PORT:
+        raise ConfigError(f"{service}_port: from {first_port} on there are no {count} ports")
+    ports = [first_port + number if first_port else 0 for number in range(count)]
+    return {name: (ServiceConfig.host, port) for name, port in zip(_names(service, count), ports, strict=True)}
+
+
+def _group(addresses: Mapping[str, str]) -> Addresses:
+    """Of processes by name, the gateway first."""
+    by_service = {
+        service: tuple(address for name, address in addresses.items() if service_of(name) == service)
+        for service in SERVICES
+    }
+    return Addresses(by_service["gateway"][0], by_service["kvmanager"], by_service["executor"])
 
 
 def _as_stack_error(death: DiedEarlyError) -> StackError:

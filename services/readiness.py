@@ -14,15 +14,19 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-async def serving(address: str) -> None:
-    """Returns when the server at ``host:port`` reports SERVING, however often it has to be started until then."""
+async def serving(address: str, service: str = "") -> None:
+    """Returns when the server at ``host:port`` reports SERVING, however often it has to be started until then.
+
+    Args:
+        service: Of what; "" of itself.
+    """
     host, _, port = address.rpartition(":")
     reachable = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
     async with grpc.aio.insecure_channel(f"{reachable}:{port}", options=_CHANNEL_OPTIONS) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             try:
-                async for answer in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                async for answer in stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True):
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:
                         return
             except grpc.aio.AioRpcError:

@@ -11,7 +11,7 @@ import typer
 
 from services.cli.errors import CommandError
 from services.cli.options import expand, takes_stack_settings
-from services.config import MAX_PORT, ExecutorConfig, GatewayConfig, KVManagerConfig
+from services.config import MAX_PORT, ConfigError, ExecutorConfig, GatewayConfig, KVManagerConfig
 from services.ports import check_free
 
 
@@ -59,7 +59,8 @@ def executor(config: ExecutorConfig) -> None:
 def serve(
     context: typer.Context,
     kvmanager_port: Annotated[
-        int, typer.Option(min=0, max=MAX_PORT, help="Port of the KV manager; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=MAX_PORT, help="Port of the KV manager, the standby has the next; 0 takes free ones."),
     ] = 0,
     executor_port: Annotated[
         int,
@@ -68,6 +69,13 @@ def serve(
     num_executors: Annotated[
         int, typer.Option(min=1, help="Executors, each with the whole model and key/value memory of its own.")
     ] = 1,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Start a second KV manager, which takes over when the first one fails; needs a Redis as --state.",
+        ),
+    ] = False,
     **settings: Any,
 ) -> None:
     """Run gateway, KV manager and executors as supervised processes on this machine.
@@ -79,6 +87,10 @@ def serve(
     from services.launcher import Stack, StackError, octavo_command, serve_until_stopped
     from services.model_store import resolve_model
 
+    if standby and settings["state"] == KVManagerConfig.state:
+        raise ConfigError(
+            "standby: two KV managers share what they know in a Redis: give it as --state redis://HOST:PORT"
+        )
     check_free(settings["host"], settings["port"])
     name = settings["model_name"] or GatewayConfig(model=settings["model"]).model_name
     # Only what was asked for is handed down: for the rest each process has its own environment, table and defaults.
@@ -97,6 +109,7 @@ def serve(
         kvmanager_port=kvmanager_port,
         executor_port=executor_port,
         num_executors=num_executors,
+        standby=standby,
         drain_seconds=settings["drain_seconds"],
         log=console.print,
     )

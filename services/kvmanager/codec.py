@@ -303,7 +303,7 @@ def encode_error(error: Exception) -> kvmanager_pb2.RequestError:
     return kvmanager_pb2.RequestError(code=code_pb2.INTERNAL, message=message, reason=reason)
 
 
-def encode_unavailable(message: str) -> kvmanager_pb2.RequestError:
+def encode_unavailable(message: str, reason: str = "UNAVAILABLE") -> kvmanager_pb2.RequestError:
     return kvmanager_pb2.RequestError(
-        code=code_pb2.UNAVAILABLE, message=message, reason="UNAVAILABLE", retry_after_us=RETRY_AFTER_US
+        code=code_pb2.UNAVAILABLE, message=message, reason=reason, retry_after_us=RETRY_AFTER_US
     )

@@ -23,11 +23,15 @@ from services.kvmanager.codec import (
 )
 from services.kvmanager.executor_link import ExecutorRefused
 from services.kvmanager.request_traces import RequestTraces
-from services.kvmanager.sessions import Outbox, Sessions
+from services.kvmanager.sessions import Session, Sessions
+from services.rpc.status import RpcError
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
+
+LAST_STEP_SECONDS = 2.0
+"""Most time that steps under way get when another KV manager is to take over."""
 
 
 class Driver:
@@ -51,7 +55,9 @@ class Driver:
         self._first: executor_pb2.DescribeResponse | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_time: float | None = None
-        self._shutting_down = False
+        self._draining = False
+        self._halted = False
+        self._over = False
         self._stalled = False
         self._steps_checked = 0
 
@@ -62,8 +68,8 @@ class Driver:
 
     # Gateways
 
-    def open_session(self) -> tuple[int, Outbox]:
-        """A gateway is there. What it is to hear comes out of the outbox."""
+    def open_session(self) -> Session:
+        """A gateway is there. What it is to hear comes out of the session's outbox."""
         return self._sessions.open()
 
     def close_session(self, session: int) -> None:
@@ -84,9 +90,11 @@ class Driver:
 
     def _submit(self, session: int, submission: kvmanager_pb2.Submission) -> None:
         handle = (session, submission.handle)
-        if self._shutting_down or self.manager.capacity is None:
-            why = "the KV manager is shutting down" if self._shutting_down else "no executor is connected"
-            self._sessions.refuse(*handle, encode_unavailable(why))
+        if self._draining:
+            self._sessions.refuse(*handle, encode_unavailable("the KV manager is shutting down", "DRAINING"))
+            return
+        if self.manager.capacity is None:
+            self._sessions.refuse(*handle, encode_unavailable("no executor is connected"))
             return
         now = time.monotonic()
         if submission.HasField("trace"):
@@ -167,6 +175,8 @@ class Driver:
 
     def detach(self, address: str) -> None:
         """An executor is gone; its requests go on elsewhere, or wait."""
+        if self._over:
+            return
         del self._descriptions[address]
         outputs = self.manager.detach_executor(address, time.monotonic())
         self._update_backend()
@@ -205,7 +215,7 @@ class Driver:
 
     def next_step(self, address: str) -> executor_pb2.ExecuteRequest | None:
         """The next step for an executor, if it is time for one."""
-        batch = self.manager.schedule(address, time.monotonic())
+        batch = None if self._halted else self.manager.schedule(address, time.monotonic())
         if batch is None:
             return None
         self.num_step_events += 1
@@ -234,7 +244,7 @@ class Driver:
         ]
         backend = kvmanager_pb2.BackendState()
         backend.CopyFrom(self.backend)
-        backend.ready = bool(open_ones) and not self._shutting_down
+        backend.ready = bool(open_ones) and not self._draining
         backend.epoch = max(self._epochs.values(), default=0)
         if open_ones:
             largest = max(open_ones, key=lambda each: each.model.num_blocks)
@@ -248,6 +258,8 @@ class Driver:
     # The clock
 
     def _set_alarm(self) -> None:
+        if self._over:
+            return
         deadline = self.manager.next_deadline()
         if deadline == self._alarm_time:
             return
@@ -265,13 +277,37 @@ class Driver:
 
     # The end
 
-    async def drain(self, seconds: float) -> None:
-        """Refuses new requests, tells the gateways so, and waits for those that run."""
-        self._shutting_down = True
+    def start_refusing(self) -> None:
+        """Takes no new requests from here on, and tells the gateways so."""
+        self._draining = True
         self._update_backend()
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no new requests, and waits for those that run."""
+        self.start_refusing()
+        await self._wait(seconds, lambda: self.manager.idle)
+
+    async def halt(self) -> None:
+        """Takes no new requests, and waits for the steps that are under way; no other begins."""
+        self.start_refusing()
+        self._halted = True
+        await self._wait(LAST_STEP_SECONDS, lambda: not self.manager.under_way)
+
+    async def _wait(self, seconds: float, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + seconds
-        while not self.manager.idle and time.monotonic() < end:
+        while not condition() and time.monotonic() < end:
             await asyncio.sleep(POLL_SECONDS)
+
+    def end(self, farewell: RpcError, *, complete: bool) -> None:
+        """Ends every gateway's stream, and does nothing more. Requests go on elsewhere.
+
+        Args:
+            complete: What the steps so far have brought is sent before.
+        """
+        self._over = self._halted = True
+        self._sessions.end_all(farewell, complete)
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     def check_when_idle(self) -> None:
         """Asserts the core's invariants when nothing runs any more."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from octavo.v1 import executor_pb2
-from services.state.executor_registry import LEASE_SECONDS
-from services.state.leadership import Holder, Leadership, NotLeader
+from services.state.leadership import NotLeader
 from services.state.store import StateUnavailable
 
 log = logging.getLogger(__name__)
@@ -18,24 +16,26 @@ class Deposed(Exception):
     """Another KV manager leads; the message says how that is known."""
 
 
+class Lead(Protocol):
+    """The right to a group's executors, as far as this process knows."""
+
+    async def next_epoch(self, above: int) -> int:
+        """A number above `above` and above every one given out for this group before.
+
+        Raises:
+            NotLeader: another KV manager leads.
+            StateUnavailable: nobody knows.
+        """
+
+    def depose(self, reason: str) -> None:
+        """Another KV manager leads: executors must not be taken from it."""
+
+
 class Epochs:
-    """Gives each connection to an executor an epoch above all that the executor has seen, while this KV manager leads.
+    """Gives each connection to an executor an epoch above all that the executor has seen, while this KV manager leads."""
 
-    Args:
-        on_deposed: told why, when another KV manager leads: executors must not be taken from it.
-    """
-
-    def __init__(
-        self,
-        leadership: Leadership,
-        group: str,
-        holder: Holder,
-        on_deposed: Callable[[str], None] = lambda reason: None,
-    ) -> None:
-        self._leadership = leadership
-        self._group = group
-        self._holder = holder
-        self._on_deposed = on_deposed
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
 
     async def next(self, description: executor_pb2.DescribeResponse, ours: int | None) -> int:
         """An epoch for an executor that describes itself so.
@@ -47,8 +47,7 @@ class Epochs:
             Deposed: the store says so; or it is away, and somebody else has given this executor an epoch since we did.
         """
         try:
-            await self._leadership.lead(self._group, self._holder, LEASE_SECONDS)
-            return await self._leadership.next_epoch(self._group, self._holder, above=description.epoch)
+            return await self._lead.next_epoch(description.epoch)
         except NotLeader:
             self._depose("the state store says so")
         except StateUnavailable as error:
@@ -58,5 +57,5 @@ class Epochs:
             return int(description.epoch) + 1
 
     def _depose(self, how: str) -> NoReturn:
-        self._on_deposed(how)
+        self._lead.depose(how)
         raise Deposed(f"another KV manager leads: {how}")

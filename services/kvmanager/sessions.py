@@ -12,8 +12,10 @@ from kvmanager.step import Outputs, Progress, RequestEnd, SequenceUpdate
 from octavo.v1 import kvmanager_pb2
 from services.kvmanager.codec import encode_end, encode_progress, encode_update
 from services.kvmanager.token_rows import HeldTokens, TokenRows
+from services.rpc.status import RpcError
 
-Outbox = asyncio.Queue[kvmanager_pb2.AttachResponse]
+Outbox = asyncio.Queue[kvmanager_pb2.AttachResponse | None]
+"""Ends with None."""
 
 MAX_INTERVAL_SECONDS = 60.0
 
@@ -22,13 +24,17 @@ class Session:
     """One gateway that is attached.
 
     Attributes:
+        number: Its number here.
         outbox: What it is to hear.
         requests: Those of its requests that have not ended, by its own numbers.
+        farewell: What it is told when its outbox has ended, where it was ended from here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.outbox = Outbox()
         self.requests: set[int] = set()
+        self.farewell: RpcError | None = None
         self._interval = 0.0
         self._held = HeldTokens()
         self._alarm: asyncio.TimerHandle | None = None
@@ -47,6 +53,20 @@ class Session:
         """The gateway is gone."""
         if self._alarm is not None:
             self._alarm.cancel()
+
+    def end(self, farewell: RpcError, complete: bool) -> None:
+        """Ends the stream from here.
+
+        Args:
+            complete: What waits to be sent is sent before; otherwise not a word more.
+        """
+        if complete:
+            self._send_held()
+        else:
+            while not self.outbox.empty():
+                self.outbox.get_nowait()
+        self.farewell = farewell
+        self.outbox.put_nowait(None)
 
     def send(
         self,
@@ -108,10 +128,15 @@ class Sessions:
         self._sessions: dict[int, Session] = {}
         self._ids = count(1)
 
-    def open(self) -> tuple[int, Outbox]:
+    def open(self) -> Session:
         number = next(self._ids)
-        session = self._sessions[number] = Session()
-        return number, session.outbox
+        session = self._sessions[number] = Session(number)
+        return session
+
+    def end_all(self, farewell: RpcError, complete: bool) -> None:
+        """Ends every stream from here, as `Session.end` does."""
+        for session in self._sessions.values():
+            session.end(farewell, complete)
 
     def close(self, session: int) -> list[tuple[int, int]]:
         """Forgets a gateway. Returns the handles of its requests that have not ended."""

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.config import ConfigError, ServiceConfig
 from services.ports import is_loopback
+from services.rpc import health
 from services.rpc.callers import OnlyRoles
 from services.rpc.channel import KEEPALIVE, MESSAGE_BYTES
 from services.rpc.roles import Role
@@ -80,6 +81,7 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection([*services, "grpc.health.v1.Health", reflection.SERVICE_NAME], self.grpc)
         self._serving = False
+        self._reports: set[asyncio.Task[None]] = set()
         self._num_calls = 0
         self._no_calls = asyncio.Event()
         self._no_calls.set()
@@ -115,6 +117,16 @@ class RpcServer:
             self._serving = serving
             await self._set_health(serving)
 
+    async def set_health(self, name: str, serving: bool) -> None:
+        """What grpc.health.v1 answers for one further name."""
+        await self._health.set(name, _status(serving))
+
+    def report_state(self, available: bool) -> None:
+        """Whether the state store is there. For a store to call back."""
+        report = asyncio.ensure_future(self.set_health(health.STATE, available))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+
     async def announce_shutdown(self) -> None:
         """NOT_SERVING from here on, whatever else happens."""
         await self._health.enter_graceful_shutdown()
@@ -143,6 +155,9 @@ class RpcServer:
         await stopped
 
     async def _set_health(self, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in self._names:
-            await self._health.set(name, status)
+            await self.set_health(name, serving)
+
+
+def _status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus.ValueType:
+    return health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING

@@ -30,7 +30,7 @@ main()
 SHOW_CHILDREN = """
 import json
 from services import launcher
-addresses = launcher.Addresses("127.0.0.1:1", "127.0.0.1:2", ("127.0.0.1:3",))
+addresses = launcher.Addresses("127.0.0.1:1", ("127.0.0.1:2",), ("127.0.0.1:3",))
 launcher.serve_until_stopped = lambda stack, name, console: print(
     json.dumps({name: stack._command(name, addresses) for name in addresses.by_name()})
 )

@@ -42,12 +42,17 @@ class Rig:
             await executor.start()
         await self.service.start()
         self._running = asyncio.create_task(self.service.run())
+        await self.eventually(self.leads, "it leads")
         self.gateway = InnerGateway(self.channel)
         await self.eventually(self.all_attached, "all executors are attached")
 
     @property
     def manager(self) -> Any:
-        return self.service._driver.manager
+        assert self.service.term is not None
+        return self.service.term.driver.manager
+
+    def leads(self) -> bool:
+        return self.service.term is not None
 
     def all_attached(self) -> bool:
         return set(self.manager.replicas) == {executor.address for executor in self.executors}

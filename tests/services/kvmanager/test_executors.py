@@ -383,7 +383,7 @@ async def test_a_name_that_stands_for_several_addresses(make_rig: MakeRig, monke
     await rig.eventually(lambda: set(rig.manager.replicas) == set(addresses), "the others join")
     await drain(rig, executors[2])
     known.remove(executors[0])
-    links = rig.service._executors
+    links = rig.service.term.executors
     await executors[1].kill()
     known.remove(executors[1])
     await rig.eventually(lambda: addresses[1] not in links, "who is gone in both ways is forgotten")

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.v1 import executor_pb2
 from services.kvmanager.epochs import Deposed, Epochs
-from services.state.leadership import Holder, NotLeader
+from services.state.leadership import NotLeader
 from services.state.store import StateUnavailable
 from tests.oracle import expected_output
 from tests.services.kvmanager.conftest import MakeRig
@@ -79,19 +79,20 @@ async def test_a_pause_of_the_kv_manager_loses_no_executor(make_rig: MakeRig, ca
 # Who leads
 
 
-class Leases:
-    """Leases that another may have taken, in a store that may be away."""
+class Lead:
+    """What a KV manager believes, and what the store has to say to it."""
 
     def __init__(self, error: Exception | None) -> None:
-        self.error = error
+        self.reasons: list[str] = []
+        self._error = error
 
-    async def lead(self, group: str, holder: Holder, lease_seconds: float) -> bool:
-        return self.error is None
-
-    async def next_epoch(self, group: str, holder: Holder, above: int) -> int:
-        if self.error is not None:
-            raise self.error
+    async def next_epoch(self, above: int) -> int:
+        if self._error is not None:
+            raise self._error
         return above + 1
+
+    def depose(self, reason: str) -> None:
+        self.reasons.append(reason)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +110,13 @@ class Leases:
 async def test_an_executor_is_not_taken_from_whoever_leads(
     error: Exception | None, seen: int, ours: int | None, outcome: int | str
 ) -> None:
-    reasons: list[str] = []
-    epochs = Epochs(Leases(error), "group", Holder("here", "1"), reasons.append)  # type: ignore[arg-type]
+    lead = Lead(error)
+    epochs = Epochs(lead)
     description = executor_pb2.DescribeResponse(epoch=seen)
     if isinstance(outcome, int):
         assert await epochs.next(description, ours) == outcome
-        assert reasons == []
+        assert lead.reasons == []
     else:
         with pytest.raises(Deposed, match=outcome):
             await epochs.next(description, ours)
-        assert reasons == [outcome]
+        assert lead.reasons == [outcome]

@@ -32,7 +32,8 @@ class Gateway:
 
     def __init__(self, interval: float = 0.0) -> None:
         self.sessions = Sessions()
-        self.number, self.outbox = self.sessions.open()
+        session = self.sessions.open()
+        self.number, self.outbox = session.number, session.outbox
         self.sessions.pace(self.number, interval)
 
     def sequence(self, number: int, output: SequenceOf[int], sample_index: int = 0) -> Sequence:
@@ -44,6 +45,7 @@ class Gateway:
     def hears(self) -> list[Row]:
         """Rows of the only message there is."""
         message = self.outbox.get_nowait()
+        assert message is not None
         assert self.outbox.empty()
         return rows_of(message)
 
@@ -78,7 +80,8 @@ async def test_gateways_hear_of_their_own_requests_alone() -> None:
     one = Gateway()
     other = Gateway()
     other.sessions = one.sessions
-    other.number, other.outbox = one.sessions.open()
+    session = one.sessions.open()
+    other.number, other.outbox = session.number, session.outbox
     one.sessions.dispatch(Outputs(tokens=[one.sequence(7, [50]), other.sequence(7, [60])]))
     assert one.hears() == [(7, 0, 0, [50])]
     assert other.hears() == [(7, 0, 0, [60])]

@@ -1,0 +1,89 @@
+"""All that a KV manager is while it leads. It ends with the lead; the next one starts from what the executors hold."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+
+from kvmanager.cost_model import Preemption
+from kvmanager.limits import Limits
+from kvmanager.manager import KVManager
+from services.config import KVManagerConfig
+from services.kvmanager.discovery import Discovery
+from services.kvmanager.driver import Driver
+from services.kvmanager.epochs import Epochs
+from services.kvmanager.executors import Executors
+from services.kvmanager.leadership import Candidate
+from services.kvmanager.request_traces import RequestTraces
+from services.rpc.channel import connector
+from services.rpc.status import RpcError
+from services.state.store import StateStore
+from services.telemetry.tracing import Tracing
+
+INTEGRITY_SECONDS = 1.0
+
+STANDBY = RpcError(grpc.StatusCode.UNAVAILABLE, "another KV manager leads", "STANDBY")
+DRAINING = RpcError(grpc.StatusCode.UNAVAILABLE, "the KV manager is shutting down", "DRAINING")
+
+
+class Term:
+    """The core, the executors that it has, and what others are told of it.
+
+    Needs a running event loop.
+    """
+
+    def __init__(
+        self, config: KVManagerConfig, limits: Limits, candidate: Candidate, store: StateStore, tracing: Tracing
+    ) -> None:
+        traces = RequestTraces(tracing, time.time() - time.monotonic())
+        manager = KVManager(
+            limits,
+            policy=config.policy,
+            preemption=Preemption(config.preemption),
+            quotas=config.quotas(),
+            prefix_caching=config.prefix_caching,
+            on_event=traces.on_event,
+        )
+        self.driver = Driver(manager, traces)
+        self.executors = Executors(
+            self.driver,
+            store.executors,
+            config.group,
+            Epochs(candidate),
+            config.executor_patience,
+            connector(config, "executor"),
+        )
+        self._discovery = Discovery(config.executor_addresses(), self.executors, self.driver)
+        self.over = asyncio.Event()
+        """Set when whoever watches is to look elsewhere."""
+
+    async def run(self) -> None:
+        """Leads until cancelled. Whatever unexpected happens is raised here."""
+        await asyncio.gather(self.executors.run(), self._discovery.run(), self._check_integrity())
+
+    async def hand_over(self) -> None:
+        """Brings the steps under way to their end, and sends the gateways elsewhere with what they have."""
+        await self.driver.halt()
+        self.end(DRAINING, complete=True)
+
+    async def drain(self, seconds: float) -> None:
+        """Lets requests that run come to their end; what is left then goes elsewhere."""
+        await self.driver.drain(seconds)
+        self.end(DRAINING, complete=True)
+
+    def end(self, farewell: RpcError, *, complete: bool) -> None:
+        """Nothing more is said to anyone, but this. Only the first end counts.
+
+        Args:
+            complete: What the steps so far have brought is sent before.
+        """
+        if not self.over.is_set():
+            self.over.set()
+            self.driver.end(farewell, complete=complete)
+
+    async def _check_integrity(self) -> None:
+        while True:
+            await asyncio.sleep(INTEGRITY_SECONDS)
+            self.driver.check_when_idle()

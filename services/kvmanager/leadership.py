@@ -30,7 +30,7 @@ class Candidate:
     What it believes may be late: it may take itself for the leader for some time after another has become it. That is
     harmless, since an executor refuses whoever has a lower epoch, and only one gets the next one.
 
-    - While the store is away a leader goes on, and a standby stays one. After that a standby waits for some time longer,
+    - While the store is away a leader goes on, and a standby stays one. After that a standby waits somewhat longer,
       so that the leader has its lease again first, even if the store has lost everything.
     - Whoever was deposed while the store was away waits for the store: two never take an executor from each other in
       turns.

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from services.child_process import stop_with_stdin
 from services.launcher import Addresses, CommandBuilder, Stack, StackError, serve_until_stopped
+from services.rpc import health as names
 
 
 def command(journal: Path, behaviour: str = "") -> CommandBuilder:
@@ -51,7 +52,8 @@ def child(name: str, address: str, journal: str, what: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=1))
     checks = health.HealthServicer()
-    checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    for each in ("", names.STANDBY):
+        checks.set(each, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     server.add_insecure_port(address)
     server.start()

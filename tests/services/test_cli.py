@@ -103,6 +103,7 @@ def test_version() -> None:
         (["executor", "--model", "x", "--kv-memory", "lots"], "kv_memory: neither an amount"),
         (["kvmanager", "--port", "many"], "Invalid value for '--port'"),
         (["kvmanager", "--port", "70000"], "port: must be at most 65535"),
+        (["serve", "--model", "x", "--standby"], "standby: two KV managers share what they know in a Redis"),
         (["kvmanager", "--executors", "here"], "executors: not a host:port address: 'here'"),
         (["models", "--address", "here"], "address: not a host:port address: 'here'"),
         (["--config", "/no/such/file", "kvmanager"], "/no/such/file: No such file or directory"),

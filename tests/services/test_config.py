@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -218,6 +219,13 @@ def test_bad_kv_memory(text: str) -> None:
 def test_a_value_out_of_its_limits_names_the_setting(setting: str, value: object) -> None:
     with pytest.raises(ConfigError, match=setting):
         KVManagerConfig(**{setting: value})
+
+
+def test_a_group_has_the_same_name_everywhere_but_on_loopback() -> None:
+    assert KVManagerConfig(executors="b:2,a:1").group == KVManagerConfig(executors="a:1, b:2").group == "a:1,b:2"
+    assert KVManagerConfig(executors="a:1", group="blue").group == "blue"
+    for here in ("127.0.0.1:5", "localhost:5", "[::1]:5"):
+        assert KVManagerConfig(executors=here).group == f"{socket.gethostname()}/{here}"
 
 
 def test_several_executors() -> None:

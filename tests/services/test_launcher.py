@@ -156,6 +156,22 @@ async def test_several_executors(journal: Path) -> None:
     assert sorted(stops[2:]) == executors
 
 
+async def test_a_standby_comes_and_goes_with_the_kv_manager(journal: Path) -> None:
+    """Either dies and comes back alone; the gateway is told of both."""
+    async with Stack(stand_in.command(journal), port=0, standby=True, log=lambda line: None) as stack:
+        before = stack.pids
+        assert set(before) == {"gateway", "kvmanager-1", "kvmanager-2", "executor"}
+        os.kill(before["kvmanager-1"], signal.SIGKILL)
+        await async_until(lambda: events(journal).count("kvmanager-1 serves") == 2)
+        assert stack.pids["kvmanager-2"] == before["kvmanager-2"]
+        gateway = octavo_command({"model": "/models/x"})("gateway", stack.addresses)
+        assert f"--kvmanager={','.join(stack.addresses.kvmanagers)}" in gateway
+        (kvmanager,) = {tuple(octavo_command({})(f"kvmanager-{n}", stack.addresses)[:-1]) for n in (1, 2)}
+        assert f"--executors={stack.addresses.executors[0]}" in kvmanager
+    assert events(journal)[-4] == "gateway stops"
+    assert events(journal)[-1] == "executor stops"
+
+
 async def test_executors_take_one_port_after_the_other(journal: Path) -> None:
     first = first_of_free_ports(3)
     async with Stack(
@@ -296,7 +312,7 @@ def test_the_parent_passes_on_why_a_child_cannot_start(parents: list[subprocess.
 def test_children_get_the_settings_that_they_know(tmp_path: Path) -> None:
     settings = {"model": "/models/x", "kv_memory": "1GiB", "max_sequences": 8, "prefix_caching": False, "threads": None}
     build = octavo_command(settings, tmp_path / "octavo.toml")
-    addresses = Addresses("127.0.0.1:1", "127.0.0.1:2", ("127.0.0.1:4", "[::1]:3"))
+    addresses = Addresses("127.0.0.1:1", ("127.0.0.1:2",), ("127.0.0.1:4", "[::1]:3"))
     executor, kvmanager = build("executor-2", addresses), build("kvmanager", addresses)
     assert executor[executor.index("executor") + 1 :] == [
         "--model=/models/x",

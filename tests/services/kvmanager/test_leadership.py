@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-
 import pytest
 
 from services.kvmanager import leadership
@@ -195,15 +193,10 @@ async def test_without_a_store_from_the_start_one_leads_after_a_while_and_once_o
     assert group.leaders() == [0]
 
 
-@pytest.fixture
-async def seed() -> AsyncIterator[int]:
+async def test_whatever_happens_at_most_one_gets_an_epoch_and_in_the_end_one_leads() -> None:
+    """Candidates are held still, cut off and started anew at random."""
     seed = random.randrange(1 << 32)
     print("seed", seed)
-    yield seed
-
-
-async def test_whatever_happens_at_most_one_gets_an_epoch_and_in_the_end_one_leads(seed: int) -> None:
-    """Candidates are held still, cut off and started anew at random."""
     chance = random.Random(seed)
     group = Group(4)
     last_epoch = 0

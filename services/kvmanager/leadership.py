@@ -21,7 +21,8 @@ AFTER_OUTAGE_SECONDS = 2 * LEASE_SECONDS
 """After the state store was away, the leader has so long to renew its lease before a standby takes it."""
 
 ALONE_SECONDS = 2.0
-"""A KV manager that has not reached the store since its start leads without it after this time, once."""
+"""After this time a KV manager leads without a lease where the store has not been reached since its start, or says that
+nobody leads and, full or read-only, gives nobody the lease."""
 
 
 class Candidate:
@@ -32,7 +33,7 @@ class Candidate:
 
     - While the store is away a leader goes on, and a standby stays one. After that a standby waits somewhat longer,
       so that the leader has its lease again first, even if the store has lost everything.
-    - Whoever was deposed while the store was away waits for the store: two never take an executor from each other in
+    - Whoever leads without a lease and is deposed waits for the store: two never take an executor from each other in
       turns.
 
     Args:
@@ -55,7 +56,9 @@ class Candidate:
         self._settled = asyncio.Event()
         self._retired = False
         self._one_at_a_time = asyncio.Lock()
-        self._alone_from: float | None = clock() + ALONE_SECONDS
+        self._reached = False
+        self._may_lead_alone = True
+        self._no_lease_since: float | None = clock()
         self._was_away = False
         self._not_before = clock()
 
@@ -94,7 +97,7 @@ class Candidate:
 
     def depose(self, reason: str) -> None:
         """Another leads: an executor has seen its epoch, or the store has said so."""
-        self._alone_from = None
+        self._may_lead_alone = False
         if self.leads:
             log.warning("another KV manager leads; standing by", extra={"group": self.group, "reason": reason})
             self._leads.clear()
@@ -124,40 +127,59 @@ class Candidate:
             held = await self._take()
         except StateUnavailable:
             return  # the lease is the last one known
-        self._alone_from = None
         if not held:
             self.depose("the lease ran out, and another has it")
+
+    async def _take(self) -> bool:
+        held = await self._store.leadership.lead(self.group, self.holder, LEASE_SECONDS)
+        self._saw_lease()
+        return held
+
+    def _saw_lease(self) -> None:
+        """Somebody has it, so the store gives it."""
+        self._reached = self._may_lead_alone = True
+        self._no_lease_since = None
+
+    def _lead_alone(self) -> None:
+        """There is no lease to be had."""
+        now = self._clock()
+        if self._no_lease_since is None:
+            self._no_lease_since = now
+        if self._may_lead_alone and now - self._no_lease_since >= ALONE_SECONDS:
+            log.warning("the state store gives no lease; leading without one", extra={"group": self.group})
+            self._lead()
 
     async def _try(self) -> None:
         began = self._clock()
         try:
             # Only reads, so that a try which the store gets to see late, after an outage, takes nothing from anyone.
             leader = await self._store.leadership.leader(self.group)
-            if leader not in (None, self.holder):
-                self._settled.set()
-            if self._has_been_away(began):
-                return
-            if leader in (None, self.holder) and await self._store.leadership.lead(
-                self.group, self.holder, LEASE_SECONDS
-            ):
-                self._lead()
         except StateUnavailable:
             self._was_away = True
-            if self._alone_from is not None and self._clock() >= self._alone_from:
-                log.warning("state store has not been reached; leading without it", extra={"group": self.group})
-                self._lead()
-
-    async def _take(self) -> bool:
-        return await self._store.leadership.lead(self.group, self.holder, LEASE_SECONDS)
+            if not self._reached:
+                self._lead_alone()
+            return
+        self._reached = True
+        if leader not in (None, self.holder):
+            self._settled.set()
+            self._saw_lease()
+        elif not self._has_been_away(began):
+            await self._take_over()
 
     def _has_been_away(self, began: float) -> bool:
         """Whether the store, or this process, was away so lately that the leader may not have its lease again yet."""
         now = self._clock()
-        self._alone_from = None
         if self._was_away or now - began > RENEW_SECONDS:
             self._not_before = now + AFTER_OUTAGE_SECONDS
             self._was_away = False
         return now < self._not_before
+
+    async def _take_over(self) -> None:
+        try:
+            if await self._take():
+                self._lead()
+        except StateUnavailable:
+            self._lead_alone()
 
     def _lead(self) -> None:
         log.info("this KV manager leads", extra={"group": self.group})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.config import KVManagerConfig
 from services.state.executor_registry import LEASE_SECONDS
 from tests.ports import free_port
 from tests.services.e2e.calls import Call
@@ -41,13 +42,17 @@ def check_streams(calls: list[Call], reference: Reference) -> None:
         assert call.result().token_ids == reference.greedy(reference.encode(f"stream {i}"), 400)
 
 
+def group(stack: Stack) -> str:
+    return KVManagerConfig(executors=stack.executor.address).group
+
+
 def epoch_key(stack: Stack) -> str:
-    return f"octavo:1:{{{stack.executor.address}}}:epoch"
+    return f"octavo:1:{{{group(stack)}}}:epoch"
 
 
 def registered(redis_server: RedisServer, stack: Stack) -> str | None:
     """Incarnation of the executor as the store has it."""
-    entry = redis_server.client.hget(f"octavo:1:{{{stack.executor.address}}}:executors", stack.executor.address)
+    entry = redis_server.client.hget(f"octavo:1:{{{group(stack)}}}:executors", stack.executor.address)
     return None if entry is None else entry.split(" ")[1]
 
 

@@ -32,6 +32,7 @@ class Link:
         self.executors = store.executors
         self.leadership = self
         self.cut = False
+        self.full = False
 
     def _use(self) -> EmbeddedStore:
         if self.cut:
@@ -39,7 +40,10 @@ class Link:
         return self._store
 
     async def lead(self, group: str, holder: Holder, lease_seconds: float) -> bool:
-        return await self._use().leadership.lead(group, holder, lease_seconds)
+        leadership = self._use().leadership
+        if self.full and await leadership.leader(group) != holder:
+            raise StateUnavailable("full: leases can be renewed, not taken")
+        return await leadership.lead(group, holder, lease_seconds)
 
     async def give_up(self, group: str, holder: Holder) -> None:
         await self._use().leadership.give_up(group, holder)
@@ -192,6 +196,26 @@ async def test_without_a_store_from_the_start_one_leads_after_a_while_and_once_o
     group.links[0].cut = False
     await group.turns(leadership.AFTER_OUTAGE_SECONDS + LEASE_SECONDS)
     assert group.leaders() == [0]
+
+
+async def test_a_full_store_holds_up_neither_a_leader_nor_its_successor() -> None:
+    group = Group(2)
+    await group.turns(LEASE_SECONDS)
+    for link in group.links:
+        link.full = True
+    await group.turns(10 * LEASE_SECONDS)
+    assert group.leaders() == [0]
+    await group.turns(LEASE_SECONDS + ALONE_SECONDS + 2 * TRY_SECONDS, 1)
+    assert group.candidates[1].leads
+    await group.turns(1.0)
+    group.candidates[0].depose("an executor has seen a higher epoch")
+    await group.turns(10 * ALONE_SECONDS)
+    assert group.leaders() == [1]
+    for link in group.links:
+        link.full = False
+    await group.turns(10 * LEASE_SECONDS)
+    assert len(group.leaders()) == 1
+    assert len(await group.epochs()) == 1
 
 
 async def test_whatever_happens_at_most_one_gets_an_epoch_and_in_the_end_one_leads() -> None:

@@ -32,7 +32,11 @@ class Lead(Protocol):
 
 
 class Epochs:
-    """Gives each connection to an executor an epoch above all that the executor has seen, while this KV manager leads."""
+    """Gives each connection to an executor an epoch above all that the executor has seen, while this KV manager leads.
+
+    Args:
+        lead: whether it does.
+    """
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead

@@ -18,6 +18,7 @@ _OPTIONS = [
     # busy: gRPC's own threads answer.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
     # While a call runs, however long nothing comes.
     ("grpc.http2.max_pings_without_data", 0),
 ]

@@ -34,6 +34,8 @@ MESSAGE_LENGTHS = [
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", int(PING_SECONDS * 1000)),
     ("grpc.keepalive_timeout_ms", int(PING_TIMEOUT_SECONDS * 1000)),
+    # Holds where the one above does not: a ping that is never answered.
+    ("grpc.http2.ping_timeout_ms", int(PING_TIMEOUT_SECONDS * 1000)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]

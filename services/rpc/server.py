@@ -32,6 +32,7 @@ _PUBLIC_KEEPALIVE = [
     # A client whose machine is gone is noticed, and its requests end.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]

@@ -21,32 +21,9 @@ from services.rpc.channel import connector
 from services.rpc.roles import CALLERS
 from services.rpc.server import RpcServer
 from tests.ports import free_port
+from tests.services.tls.echo_server import ECHO, echo
 
 PATIENCE = 20.0
-ECHO = "octavo.test.Echo"
-
-
-async def once(request: bytes, context: Any) -> bytes:
-    return request
-
-
-async def many(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-    async for request in requests:
-        yield request
-
-
-async def many_by_hand(requests: AsyncIterator[bytes], context: Any) -> None:
-    async for request in requests:
-        await context.write(request)
-
-
-def echo() -> grpc.GenericRpcHandler[Any, Any]:
-    handlers = {
-        "Once": grpc.unary_unary_rpc_method_handler(once),
-        "Many": grpc.stream_stream_rpc_method_handler(many),
-        "ManyByHand": grpc.stream_stream_rpc_method_handler(many_by_hand),
-    }
-    return grpc.method_handlers_generic_handler(ECHO, handlers)
 
 
 def settings(folder: Path, role: str) -> dict[str, str]:

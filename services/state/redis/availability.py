@@ -46,4 +46,7 @@ class Availability:
 
     def _tell(self) -> None:
         for callback in self._callbacks:
-            callback(self.available)
+            try:
+                callback(self.available)
+            except Exception:  # it is the listener's failure, and must not end the watch over the store
+                log.exception("could not tell of the state store")

@@ -88,12 +88,11 @@ class RedisConnection:
         """Ends all of it."""
         if self._watch is not None:
             self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+            await asyncio.wait([self._watch])
         await self._redis.aclose()
 
     async def run(self, command: Command) -> Any:
-        """Runs one command and returns its reply, strings as bytes.
+        """Runs one command and returns its reply as redis-py makes it, strings as bytes.
 
         Raises:
             StateUnavailable: it may have been done or not.

@@ -12,7 +12,14 @@ from tests.services.state.conftest import OpenStore
 from tests.services.state.test_unavailable import HOLDER, READS, SECRET, WRITES, Watched
 
 DOCUMENT = (ROOT / "docs" / "state.md").read_text("utf-8")
-NAMES = {"GROUP": r"[^{}\s]{1,200}", "MODEL": r"[^{}\s]{1,200}", "HASH": "[0-9a-f]{64}"}
+NAMES = {
+    "GROUP": r"[^{}\s]{1,200}",
+    "MODEL": r"[^{}\s]{1,200}",
+    "HASH": "[0-9a-f]{64}",
+    "TENANT": r"[^{}:\s]+",
+    "NAME": r"[^{}:\s]+",
+    "GATEWAY": r"[^{}\s]+",
+}
 
 
 def documented_keys() -> dict[re.Pattern[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -158,6 +159,34 @@ async def test_embedded_logs_are_bounded(bound: str) -> None:
     await log.open(keys[3], "gateway 1", b"x" * 90)
     kept = [key for key in keys if await log.take_over(key, "g")]
     assert kept == [keys[0], keys[2], keys[3]]
+
+
+@pytest.mark.parametrize("seed", [random.randrange(2**32)])
+async def test_gateways_that_take_over_from_one_another_leave_no_gap(open_view: OpenStore, seed: int) -> None:
+    """Each goes on from where the log it took over ends, as a gateway does that resumes a request."""
+    chance = random.Random(seed)
+    total = LIMITS.max_entries
+    await (await open_view()).requests.open(KEY, "nobody", b"opening")
+
+    async def gateway(owner: str) -> None:
+        log = (await open_view()).requests
+        while True:
+            await asyncio.sleep(chance.random() * 0.01)
+            logged = await log.take_over(KEY, owner)
+            assert logged is not None
+            number = len(logged.entries)
+            while number < total:
+                if await log.append([entry(b"%d" % number, owner)]):
+                    break  # another gateway has it now
+                number += 1
+                await asyncio.sleep(chance.random() * 0.002)
+            else:
+                return
+
+    await asyncio.gather(*(gateway(f"gateway {number}") for number in range(4)))
+    logged = await (await open_view()).requests.take_over(KEY, "reader")
+    assert logged is not None
+    assert logged.entries == [b"%d" % number for number in range(total)], f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", [random.randrange(2**32)])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import random
+import time
 from collections.abc import Awaitable, Callable
+from uuid import uuid4
 
 import pytest
 
+from gateway.tenants import Tenant
 from services.config import ConfigError
 from services.state.leadership import Holder
 from services.state.redis import connection
 from services.state.store import StateStore, StateUnavailable, open_store
+from services.state.tenants import Usage, UsageBatch
 from services.state.token_log import LogEntry, LogKey
 from tests.ports import free_port
 from tests.services.e2e.redis_server import RedisServer
@@ -21,7 +27,14 @@ from tests.services.state.waiting import eventually
 HOLDER, OTHER = Holder("10.0.0.1:50052", "a1"), Holder("10.0.0.2:50052", "b1")
 KEY = LogKey("acme", "1")
 BLOCK = b"8 bytes!"
+TENANT = Tenant("acme", requests_per_minute=1000, tokens_per_minute=1000, max_concurrent=1000)
 SECRET = "s3cr3t/@:%p"
+
+
+async def begin(store: StateStore) -> None:
+    assert store.limits is not None
+    await store.limits.begin(TENANT, 5, uuid4().hex)
+
 
 WRITES: dict[str, Callable[[StateStore], Awaitable[object]]] = {
     "lead": lambda store: store.leadership.lead("new", HOLDER, 30),
@@ -34,11 +47,16 @@ WRITES: dict[str, Callable[[StateStore], Awaitable[object]]] = {
     "take_over": lambda store: store.requests.take_over(KEY, "g2"),
     "publish": lambda store: store.prefixes.publish("m", "g", [BLOCK], []),
     "publish first": lambda store: store.prefixes.publish("m", "new", [BLOCK], []),
+    "add a tenant": lambda store: store.tenants.change("acme", lambda _: TENANT),
+    "begin a tenant's request": lambda store: begin(store),
+    "use": lambda store: store.usage.add(UsageBatch("g1", time.time_ns(), {("acme", "app"): Usage(requests=1)})),
 }
 READS: dict[str, Callable[[StateStore], Awaitable[object]]] = {
     "leader": lambda store: store.leadership.leader("g"),
     "list": lambda store: store.executors.list("g"),
     "longest": lambda store: store.prefixes.longest("m", [BLOCK]),
+    "all tenants": lambda store: store.tenants.all(),
+    "usage": lambda store: store.usage.of("acme"),
 }
 
 
@@ -118,7 +136,41 @@ async def test_redis_with_persistence_forgets_nothing(
     assert (logged.opening, logged.entries) == (b"opening", [b"x"])
 
 
-async def test_redis_hangs(watched: Watched, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", [random.randrange(2**32)])
+async def test_a_log_written_while_redis_dies_again_and_again_has_no_gap(make_redis: MakeRedis, seed: int) -> None:
+    """What was not acknowledged is written again; only whole batches are there twice."""
+    chance = random.Random(seed)
+    server = make_redis(appendonly="yes")
+    store = open_store(server.url)
+    await store.start()
+    await store.requests.open(KEY, "g1", b"opening")
+    batches = [[b"%d" % number for number in range(start, start + 3)] for start in range(0, 300, 3)]
+    written = 0
+
+    async def write() -> None:
+        nonlocal written
+        while written < len(batches):
+            try:
+                assert await store.requests.append([LogEntry(KEY, "g1", data) for data in batches[written]]) == set()
+                written += 1
+            except StateUnavailable:
+                await asyncio.sleep(0.01)
+
+    writing = asyncio.create_task(write())
+    for death in range(1, 4):
+        await eventually(lambda death=death: written >= death * 25, "some progress")  # type: ignore[misc]
+        await asyncio.sleep(chance.random() * 0.005)
+        server.kill()
+        server.start()
+    await writing
+    logged = await store.requests.take_over(KEY, "g2")
+    assert logged is not None
+    seen = [logged.entries[start : start + 3] for start in range(0, len(logged.entries), 3)]
+    assert [batch for batch, _ in itertools.groupby(seen)] == batches, f"seed {seed}"
+    await store.close()
+
+
+async def test_redis_hangs(watched: Watched, redis_server: RedisServer) -> None:
     redis_server.pause()
     try:
         calls = [asyncio.ensure_future(each(watched.store)) for each in (WRITES | READS).values()]

@@ -35,6 +35,9 @@ EXHAUSTED_SECONDS = 0.5
 MOST_EXHAUSTED_SECONDS = 30.0
 """The first and the longest pause after a step that the executor had no memory for: what takes it may end meanwhile."""
 
+STATUS_SECONDS = 1.0
+"""Most time between the end of a stream and its status."""
+
 Stream: TypeAlias = "grpc.aio.StreamStreamCall[executor_pb2.ExecuteRequest, executor_pb2.ExecuteResponse]"
 
 
@@ -197,13 +200,17 @@ class ExecutorLink:
         self._known.bound.connected()
         self._known.bound.prefill_tokens_per_s = description.speeds.prefill_tokens_per_s
         lease = asyncio.ensure_future(self._keep_registered(description))
-        # The last one knows best what has happened.
-        work = self._watch(self._known.bound), self._send(call), self._receive(call)
-        tasks = [asyncio.ensure_future(each) for each in work]
+        receiver = asyncio.ensure_future(self._receive(call))
+        sender = asyncio.ensure_future(self._send(call))
+        watch = asyncio.ensure_future(self._watch(self._known.bound))
+        tasks = receiver, sender, watch
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=tasks.index, reverse=True):
-                task.result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():  # why it can't send is for the receiver to say
+                await asyncio.wait([receiver], timeout=STATUS_SECONDS)
+            for task in tasks:
+                if task.done():
+                    task.result()
         except grpc.aio.AioRpcError as error:
             exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             raise _Detached(f"{error.code().name}: {error.details()}", served=True, exhausted=exhausted) from error

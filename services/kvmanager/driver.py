@@ -78,6 +78,11 @@ class Driver:
             self.manager.abort(handle, time.monotonic())
         self.on_work()
 
+    def beat(self) -> None:
+        """Lets gateways hear that this KV manager is there."""
+        if not self._over:
+            self._sessions.beat()
+
     def take(self, session: int, message: kvmanager_pb2.AttachRequest) -> None:
         """What a gateway has to say."""
         if message.HasField("token_interval_us"):

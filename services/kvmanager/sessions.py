@@ -166,6 +166,12 @@ class Sessions:
             end = kvmanager_pb2.RequestEnd(handle=handle, error=error)
             self._sessions[session].outbox.put_nowait(kvmanager_pb2.AttachResponse(ends=[end]))
 
+    def beat(self) -> None:
+        """Says something to every gateway that has nothing to hear."""
+        for session in self._sessions.values():
+            if session.outbox.empty():
+                session.outbox.put_nowait(kvmanager_pb2.AttachResponse())
+
     def broadcast(self, backend: kvmanager_pb2.BackendState) -> None:
         """Tells every gateway how the backend is."""
         for session in self._sessions.values():

@@ -23,6 +23,7 @@ from services.state.store import StateStore
 from services.telemetry.tracing import Tracing
 
 INTEGRITY_SECONDS = 1.0
+BEAT_SECONDS = 0.5
 
 STANDBY = RpcError(grpc.StatusCode.UNAVAILABLE, "another KV manager leads", "STANDBY")
 DRAINING = RpcError(grpc.StatusCode.UNAVAILABLE, "the KV manager is shutting down", "DRAINING")
@@ -61,7 +62,7 @@ class Term:
 
     async def run(self) -> None:
         """Leads until cancelled. Whatever unexpected happens is raised here."""
-        await asyncio.gather(self.executors.run(), self._discovery.run(), self._check_integrity())
+        await asyncio.gather(self.executors.run(), self._discovery.run(), self._check_integrity(), self._beat())
 
     async def hand_over(self) -> None:
         """Brings the steps under way to their end, and sends the gateways elsewhere with what they have."""
@@ -82,6 +83,11 @@ class Term:
         if not self.over.is_set():
             self.over.set()
             self.driver.end(farewell, complete=complete)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            self.driver.beat()
 
     async def _check_integrity(self) -> None:
         while True:

@@ -77,9 +77,11 @@ class InnerGateway:
                 self._changed.notify_all()
 
     async def submit(self, prompt: list[int], seed: int = 0, **fields: Any) -> Reply:
-        """Sends a request."""
+        """Sends a request. Of one that is resumed the reply has what it had."""
         fields.setdefault("n", 1)
         reply = Reply()
+        for index, sequence in enumerate(fields.get("resumption", kvmanager_pb2.Resumption()).sequences):
+            reply.sequences[index] = unpack_int32(sequence.token_ids)
         handle = next(self._handles)
         self._replies[handle] = reply
         submission = kvmanager_pb2.Submission(
@@ -110,6 +112,10 @@ class InnerGateway:
     async def wait_for_backend(self, ready: bool) -> kvmanager_pb2.BackendState:
         await self._wait(lambda: bool(self.backends) and self.backends[-1].ready is ready)
         return self.backends[-1]
+
+    async def ended(self) -> None:
+        """Returns when the stream is over; raises what it ended with."""
+        await self._reader
 
     async def _wait(self, condition: Any) -> None:
         async with self._changed:

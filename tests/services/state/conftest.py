@@ -21,8 +21,10 @@ LIMITS = TokenLogLimits(seconds=60, max_opening_bytes=1000, max_bytes=1000, max_
 
 
 @pytest.fixture(autouse=True)
-def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _probe_often_and_be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no Redis that hangs."""
     monkeypatch.setattr(connection, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 20.0)
 
 
 @pytest.fixture(scope="package")

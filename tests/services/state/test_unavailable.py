@@ -8,9 +8,11 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import redis
 
 from gateway.tenants import Tenant
 from services.config import ConfigError
@@ -23,6 +25,7 @@ from tests.ports import free_port
 from tests.services.e2e.redis_server import RedisServer
 from tests.services.state.conftest import MakeRedis, OpenStore
 from tests.services.state.waiting import eventually
+from tests.tcp_proxy import TcpProxy
 
 HOLDER, OTHER = Holder("10.0.0.1:50052", "a1"), Holder("10.0.0.2:50052", "b1")
 KEY = LogKey("acme", "1")
@@ -170,7 +173,12 @@ async def test_a_log_written_while_redis_dies_again_and_again_has_no_gap(make_re
     await store.close()
 
 
-async def test_redis_hangs(watched: Watched, redis_server: RedisServer) -> None:
+async def test_redis_hangs(
+    redis_server: RedisServer, open_redis: OpenStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 0.5)
+    watched = Watched(await open_redis(redis_server.url), caplog)
+    await watched.fill()
     redis_server.pause()
     try:
         calls = [asyncio.ensure_future(each(watched.store)) for each in (WRITES | READS).values()]
@@ -180,6 +188,23 @@ async def test_redis_hangs(watched: Watched, redis_server: RedisServer) -> None:
     finally:
         redis_server.go_on()
     await watched.comes_back()
+
+
+async def test_the_network_between_is_parted(
+    redis_server: RedisServer, open_redis: OpenStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 0.5)
+    network = TcpProxy(redis_server.url.removeprefix("redis://").removesuffix("/0"))
+    await network.start()
+    watched = Watched(await open_redis(f"redis://{network.address}/0"), caplog)
+    await watched.fill()
+    network.freeze()
+    await watched.goes_away()
+    await watched.refuses(WRITES | READS)
+    network.heal()
+    await watched.comes_back()
+    assert await watched.store.requests.append([LogEntry(KEY, "g1", b"x")]) == set()
+    await network.stop()
 
 
 async def test_redis_is_full(watched: Watched, redis_server: RedisServer) -> None:
@@ -201,21 +226,34 @@ async def test_redis_is_full(watched: Watched, redis_server: RedisServer) -> Non
     assert await watched.store.leadership.next_epoch("g", HOLDER, 0) == 1
 
 
-@pytest.mark.parametrize("how", ["replica", "too few replicas"])
+def fail_to_save(redis: redis.Redis) -> None:
+    """As on a full disk: with snapshots configured, Redis takes no writes after one that failed."""
+    redis.config_set("dbfilename", "folder")
+    (Path(redis.config_get("dir")["dir"]) / "folder").mkdir(exist_ok=True)
+    redis.config_set("save", "3600 1")
+    redis.bgsave()
+
+
+MAKE_READ_ONLY: dict[str, Callable[[redis.Redis], object]] = {
+    "replica": lambda redis: redis.execute_command("REPLICAOF", "127.0.0.1", "1"),
+    "too few replicas": lambda redis: redis.config_set("min-replicas-to-write", "1"),
+    "failing snapshots": fail_to_save,
+}
+
+
+@pytest.mark.parametrize("how", MAKE_READ_ONLY)
 async def test_redis_is_read_only(watched: Watched, redis_server: RedisServer, how: str) -> None:
     redis = redis_server.client
-    if how == "replica":
-        redis.execute_command("REPLICAOF", "127.0.0.1", "1")
-    else:
-        redis.config_set("min-replicas-to-write", "1")
+    MAKE_READ_ONLY[how](redis)
     try:
         await watched.goes_away()
-        if how == "replica":  # within scripts, Redis 6.2 does not ask how many replicas there are
+        if how != "too few replicas":  # within scripts, Redis 6.2 does not ask for that
             await watched.refuses(WRITES)
         assert await watched.store.leadership.leader("g") == HOLDER, "reading goes on"
     finally:
         redis.execute_command("REPLICAOF", "NO", "ONE")
         redis.config_set("min-replicas-to-write", "0")
+        redis.config_set("save", "")
     await watched.comes_back()
     assert await watched.store.requests.append([LogEntry(KEY, "g1", b"x")]) == set()
 

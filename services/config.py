@@ -176,7 +176,14 @@ class GatewayConfig(StateConfig, ServiceConfig):
     port: int = setting(50051, "Port to listen on.", minimum=0, maximum=MAX_PORT)
     model: str = setting(help="Model folder or GGUF file (its tokenizer is used), or smollm2 for the demo model.")
     model_name: str = setting("", "Name that clients call the model by; the folder's or file's name when absent.")
-    kvmanager: str = setting("127.0.0.1:50052", "Address of the KV manager.")
+    kvmanager: str = setting(
+        "127.0.0.1:50052",
+        "Addresses of the KV manager and its standbys, with commas between; a name may stand for several. Semicolons"
+        " separate groups of executors that have one each.",
+    )
+    kvmanager_patience: float = setting(
+        20.0, "Seconds for which requests wait for a KV manager that is away, before they fail.", minimum=0
+    )
     max_message_bytes: int = setting(4 * 1024 * 1024, "Longest request message taken.", minimum=MIN_MESSAGE_BYTES)
     max_responses_per_second: float | None = setting(
         None,
@@ -206,7 +213,7 @@ class GatewayConfig(StateConfig, ServiceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_together(self, "public_tls_cert", "public_tls_key")
-        check_address("kvmanager", self.kvmanager)
+        self.kvmanager_groups()
         self.check_state()
         self.namespace_members()
         object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
@@ -216,6 +223,13 @@ class GatewayConfig(StateConfig, ServiceConfig):
         if self.public_tls_cert is None or self.public_tls_key is None:
             return self.tls
         return TlsFiles(Path(self.public_tls_cert), Path(self.public_tls_key), setting="public_tls")
+
+    def kvmanager_groups(self) -> list[list[str]]:
+        """``host:port`` of each group's KV manager and its standbys."""
+        groups = [[address.strip() for address in group.split(",")] for group in self.kvmanager.split(";")]
+        for address in (address for group in groups for address in group):
+            check_address("kvmanager", address)
+        return groups
 
     def namespace_members(self) -> dict[str, frozenset[str]]:
         """The tenants that joined each shared namespace."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -25,7 +25,7 @@ from gateway.request import (
 )
 from gateway.scope import TENANT_SCOPE, CacheScope, ScopeLevel
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
-from services.gateway.request_stream import Update
+from services.gateway.received import ReceivedSequence, Update
 from services.rpc.columns import pack_int32, unpack_int32, unpack_int64
 from services.rpc.status import CODES, RpcError
 
@@ -176,6 +176,20 @@ def encode_submission(
         beam_search=_encode_beam_search(request.beam) if request.beam else None,
         report_progress=request.report_progress,
         pin=kvmanager_pb2.PinOrder(pin_id=request.pin.pin_id, ttl_us=request.pin.ttl_us) if request.pin else None,
+    )
+
+
+def encode_resumption(sequences: Sequence[ReceivedSequence]) -> kvmanager_pb2.Resumption | None:
+    """What a request's sequences have, for it to go on from there. None where one has nothing: it starts anew."""
+    if not all(sequence.token_ids for sequence in sequences):
+        return None
+    return kvmanager_pb2.Resumption(
+        sequences=[
+            kvmanager_pb2.ResumedSequence(
+                token_ids=pack_int32(sequence.token_ids), finish_reason=_WIRE_REASONS[sequence.finish_reason]
+            )
+            for sequence in sequences
+        ]
     )
 
 

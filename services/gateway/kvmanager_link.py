@@ -1,103 +1,186 @@
-"""The one stream to the KV manager, which carries all requests of this gateway."""
+"""The way to one group's KV manager: whichever of the group leads has all requests that this gateway gave the group."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from itertools import count
-from typing import Any, TypeAlias, TypeVar
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import grpc
 
-from octavo.v1 import inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
+from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
+from services.config import join_address
+from services.gateway.attachment import Attachment, attach_to_first
 from services.gateway.codec import decode_tokens, decode_update
-from services.gateway.pacer import Pace, Pacer
+from services.gateway.pacer import Pacer
 from services.gateway.request_stream import RequestStream
+from services.gateway.waiting import WaitingRequests, unavailable
 from services.rpc.channel import Connect
 from services.rpc.status import RpcError
 
 log = logging.getLogger(__name__)
 
-Stream: TypeAlias = "grpc.aio.StreamStreamCall[kvmanager_pb2.AttachRequest, kvmanager_pb2.AttachResponse]"
-
 R = TypeVar("R")
-
-_USUAL_PACE = Pace()
-
-RETRY_SECONDS = 0.2
-RETRY_AFTER_SECONDS = 1.0
-"""What a client is told to wait when there is no KV manager."""
-
-_LONG_MESSAGE_BYTES = 1 << 20
-"""What is longer is sent without more."""
 
 ANSWER_SECONDS = 10.0
 """What the KV manager gets for a question that it answers from memory; one that takes longer hangs."""
 
+_TAKE_OVER_SECONDS = 2.0
+"""What a standby needs to notice that its leader is gone, and to take over."""
+
+_MIN_ROUND_SECONDS, _MAX_ROUND_SECONDS = 1.0, 4.0
+"""For how long one way to reach the group's addresses is tried, before names are looked up again and connections that
+hang are made anew. It grows, so that a KV manager which is slow to answer is reached as well."""
+
+_PAUSE_SECONDS = 0.05
+"""Between a loss and the next try, so that one which takes us in and breaks off at once does not keep us busy."""
+
+_MAX_SUBMISSIONS_IN_VAIN = 10
+"""A request that is there each time that KV managers are lost, and gets nothing from any, is taken to be the reason."""
+
+_HAND_OVER_REASONS = frozenset({"DRAINING", "STANDBY"})
+"""Refusals that are about the KV manager, not about the request."""
+
 
 class KVManagerLink:
-    """Stays attached. Requests that run when the stream breaks end with UNAVAILABLE.
+    """Stays attached. Where the stream breaks, its requests wait and are submitted again to whoever leads next.
 
     Args:
-        address: where the KV manager is.
-        on_change: called when the backend becomes ready or stops being so.
-        responses_per_second: how many may leave, over all requests, before some are joined.
-        connect: reaches it.
+        addresses: ``host:port`` of the leader and its standbys, in any order; a name may stand for several.
+        connect: Reaches them.
+        pacer: Of all streams.
+        patience: Seconds without a KV manager after which requests end with UNAVAILABLE.
+        on_change: Called when `open`, `ready` or `lost` may have changed.
     """
 
     def __init__(
-        self, address: str, on_change: Callable[[], None], responses_per_second: float, connect: Connect
+        self,
+        addresses: Sequence[str],
+        connect: Connect,
+        pacer: Pacer,
+        patience: float,
+        on_change: Callable[[], None],
     ) -> None:
-        self._address = address
+        self._names = addresses
         self._connect = connect
+        self._pacer = pacer
+        self._patience = patience
         self._on_change = on_change
-        self._handles = count(1)
         self._requests: dict[int, RequestStream] = {}
-        self._pacer = Pacer(responses_per_second)
+        self._waiting = WaitingRequests()
         self._token_interval_us = 0
-        self._outbox: asyncio.Queue[kvmanager_pb2.AttachRequest] = asyncio.Queue()
-        self._attached = False
+        self._attachment: Attachment | None = None
+        self._opened = asyncio.Event()
         self._backend = kvmanager_pb2.BackendState()
-        self._stub: Any = None
+        self._gives_up_at = 0.0
+        self._given_up = True
+        self._alarms: list[asyncio.TimerHandle] = []
+        self.lost = True
+        """No standby has taken over in the time that it takes one, or there never was a KV manager."""
+        self._last_failures: dict[str, str] = {}
+
+    # How it is
+
+    @property
+    def open(self) -> bool:
+        """Attached to a KV manager that knows its model, and so takes requests."""
+        return self._opened.is_set()
 
     @property
     def ready(self) -> bool:
-        """Attached to a KV manager that has an executor."""
-        return self._attached and self._backend.ready
+        """It has an executor, or had one until a moment ago. Requests may have to wait."""
+        return self._backend.ready and not self._given_up
+
+    @property
+    def load(self) -> int:
+        """Requests of this gateway that the group has."""
+        return len(self._requests)
 
     @property
     def model(self) -> inference_pb2.Model:
-        """The model behind the KV manager.
+        """The model behind the KV manager, or the one that was there until a moment ago.
 
         Raises:
-            RpcError: UNAVAILABLE while there is none.
+            RpcError: UNAVAILABLE: there is none.
         """
-        self._check_attached()
-        if not self._backend.HasField("model"):
-            raise _unavailable("no executor is connected")
+        self._check_not_given_up()
         return self._backend.model
 
-    def submit(self, make: Callable[[int], kvmanager_pb2.Submission], pace: Pace = _USUAL_PACE) -> RequestStream:
-        """Sends a request, made for its handle on this stream.
+    def _check_not_given_up(self) -> None:
+        if self._given_up:
+            attached = self._attachment is not None
+            raise unavailable("no executor is connected" if attached else "the KV manager can't be reached")
+
+    # Requests
+
+    def submit(self, stream: RequestStream) -> None:
+        """Takes a request.
 
         Raises:
-            RpcError: UNAVAILABLE while there is no KV manager.
+            RpcError: UNAVAILABLE: there is no KV manager, and hasn't been for a while. RESOURCE_EXHAUSTED: too many
+                wait for its return.
         """
-        self._check_attached()
-        handle = next(self._handles)
-        message = kvmanager_pb2.AttachRequest(submissions=[make(handle)])
-        stream = self._requests[handle] = RequestStream(handle, self.abort, self._forget, self._pacer, pace)
-        self._pacer.join(pace)
-        self._set_token_interval(message)
-        self._outbox.put_nowait(message)
-        return stream
+        self._check_not_given_up()
+        if not self.open:
+            self._waiting.check_room(stream)
+            self._waiting.add(stream, self._gives_up_at, new=True)
+        self._requests[stream.handle] = stream
+        stream.carrier = self
+        self._pacer.join(stream.pace)
+        if self.open:
+            self._send(stream)
+
+    def move_all_to(self, other: KVManagerLink) -> None:
+        """Requests that wait here go on in another group."""
+        for stream in self._waiting.take_all():
+            del self._requests[stream.handle]
+            self._pacer.leave(stream.pace)
+            try:
+                other.submit(stream)
+            except RpcError as error:
+                stream.fail(error)
+
+    def _send(self, stream: RequestStream) -> None:
+        assert self._attachment is not None
+        stream.submissions_in_vain += 1
+        if stream.submissions_in_vain > _MAX_SUBMISSIONS_IN_VAIN:
+            message = f"KV managers were lost {_MAX_SUBMISSIONS_IN_VAIN} times while they had the request"
+            stream.fail(unavailable(message))
+            return
+        if stream.complete:
+            stream.end(kvmanager_pb2.RequestEnd(handle=stream.handle, usage=common_pb2.Usage()))
+            return
+        request = kvmanager_pb2.AttachRequest(submissions=[stream.submission()])
+        self._set_token_interval(request)
+        self._attachment.send(request)
 
     def _set_token_interval(self, message: kvmanager_pb2.AttachRequest) -> None:
         """Tokens that would wait for their turn here may as well come together."""
         interval_us = round(self._pacer.shortest_interval * 1e6)
         if interval_us != self._token_interval_us:
             self._token_interval_us = message.token_interval_us = interval_us
+
+    def abort(self, abort: kvmanager_pb2.Abort) -> None:
+        """Ends a request or one of its sequences there."""
+        if self._attachment is not None:
+            self._attachment.send(kvmanager_pb2.AttachRequest(aborts=[abort]))
+
+    def forget(self, stream: RequestStream) -> None:
+        """Nothing more is to be delivered to a request."""
+        self._waiting.discard(stream)
+        if self._requests.pop(stream.handle, None) is None:
+            return
+        self._pacer.leave(stream.pace)
+        # Those that are left are told of it when it has become much shorter; otherwise with the next request.
+        interval_us = self._pacer.shortest_interval * 1e6
+        if self._requests and self._attachment is not None and interval_us < self._token_interval_us / 2:
+            message = kvmanager_pb2.AttachRequest()
+            self._set_token_interval(message)
+            self._attachment.send(message)
+
+    # Pins that are there
 
     async def unpin(self, tenant: str, pin_id: str) -> None:
         """Lets go of one of a tenant's pins.
@@ -121,82 +204,77 @@ class KVManagerLink:
         return list(answer.pins)
 
     async def _ask(self, call: Callable[[Any], Awaitable[R]]) -> R:
-        self._check_attached()
+        """Asks the KV manager that leads, waiting for one if need be."""
+        self._check_not_given_up()
+        if not self.open:
+            seconds = self._gives_up_at - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._opened.wait(), seconds)
+            except asyncio.TimeoutError:
+                raise unavailable("the KV manager can't be reached") from None
+        assert self._attachment is not None
         try:
-            return await call(self._stub)
+            return await call(self._attachment.stub)
         except grpc.aio.AioRpcError as error:
             raise _refusal(error) from error
 
-    def _check_attached(self) -> None:
-        if not self._attached:
-            raise _unavailable("the KV manager can't be reached")
-
-    def abort(self, abort: kvmanager_pb2.Abort) -> None:
-        """Ends a request or one of its sequences there."""
-        if self._attached:
-            self._outbox.put_nowait(kvmanager_pb2.AttachRequest(aborts=[abort]))
-
-    def _forget(self, handle: int) -> None:
-        stream = self._requests.pop(handle, None)
-        if stream is None:
-            return
-        self._pacer.leave(stream.pace)
-        # Those that are left are told of it when it has become much shorter; otherwise with the next request.
-        if self._requests and self._pacer.shortest_interval * 1e6 < self._token_interval_us / 2:
-            message = kvmanager_pb2.AttachRequest()
-            self._set_token_interval(message)
-            self._outbox.put_nowait(message)
+    # The stream
 
     async def run(self) -> None:
         """Stays attached until cancelled."""
-        async with self._connect(self._address) as channel:
-            self._stub = kvmanager_pb2_grpc.KVManagerServiceStub(channel)
-            await self._stay_attached()
-
-    async def _stay_attached(self) -> None:
-        quiet = False
         while True:
+            attachment = await self._attach()
             try:
-                reason = await self._attach_once()
-            except grpc.aio.AioRpcError as error:
-                reason = f"{error.code().name}: {error.details()}"
-            except asyncio.InvalidStateError:
-                reason = "the stream is closed"
-            except ValueError as error:
+                self._begin(attachment)
+                reason = await attachment.serve(self._take)
+            except (ValueError, LookupError) as error:
                 reason = f"a message that makes no sense: {error}"
-            quiet = quiet and not self._attached
-            log.log(logging.DEBUG if quiet else logging.WARNING, "KV manager away", extra={"reason": reason})
-            quiet = True
-            self._lose()
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _attach_once(self) -> str:
-        async with self._connect(self._address) as channel:
-            call = kvmanager_pb2_grpc.KVManagerServiceStub(channel).Attach()
-            writer = asyncio.ensure_future(self._write(call))
-            try:
-                async for message in call:
-                    self._take(message)
-                return "the KV manager ended the stream"
             finally:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-                call.cancel()
+                self._lose()
+                await attachment.close()
+            log.warning("KV manager lost", extra={"address": attachment.address, "reason": reason})
+            await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _write(self, call: Stream) -> None:
-        """Requests that arrive while one is being sent go together."""
+    async def _attach(self) -> Attachment:
+        seconds = _MIN_ROUND_SECONDS
         while True:
-            message = await self._outbox.get()
-            while not self._outbox.empty() and message.ByteSize() < _LONG_MESSAGE_BYTES:
-                message.MergeFrom(self._outbox.get_nowait())
-            await call.write(message)
+            addresses = await self._look_up()
+            attachment = await attach_to_first(addresses, self._connect, seconds, self._note_failure)
+            if attachment is not None:
+                self._last_failures.clear()
+                return attachment
+            seconds = min(2 * seconds, _MAX_ROUND_SECONDS)
+
+    async def _look_up(self) -> list[str]:
+        """All addresses that the names stand for."""
+        addresses: list[str] = []
+        for name in self._names:
+            host, _, port = name.rpartition(":")
+            try:
+                found = await asyncio.get_running_loop().getaddrinfo(
+                    host.strip("[]"), int(port), type=socket.SOCK_STREAM
+                )
+            except OSError as error:
+                self._note_failure(name, str(error))
+            else:
+                addresses += (join_address(str(address[0]), int(address[1])) for *_, address in found)
+        return list(dict.fromkeys(addresses))
+
+    def _note_failure(self, address: str, reason: str) -> None:
+        """One line each time that it fails in another way, not one for each try."""
+        known = self._last_failures.get(address) == reason
+        log.log(logging.DEBUG if known else logging.INFO, "not attached", extra={"address": address, "reason": reason})
+        self._last_failures[address] = reason
+
+    def _begin(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self._token_interval_us = 0
+        log.info("attached", extra={"address": attachment.address})
+        self._take(attachment.first)
 
     def _take(self, message: kvmanager_pb2.AttachResponse) -> None:
         if message.HasField("backend"):
-            self._backend = message.backend
-            self._attached = True
-            self._on_change()
-            log.info("backend", extra={"ready": message.backend.ready, "epoch": message.backend.epoch})
+            self._take_backend(message.backend)
         find = self._requests.get
         for progress in message.progress:
             if (stream := find(progress.handle)) is not None:
@@ -209,22 +287,57 @@ class KVManagerLink:
                 stream.add(decode_update(update))
         for end in message.ends:
             if (stream := find(end.handle)) is not None:
-                stream.end(end)
+                self._end(stream, end)
+
+    def _take_backend(self, backend: kvmanager_pb2.BackendState) -> None:
+        log.info("backend", extra={"ready": backend.ready, "epoch": backend.epoch})
+        if backend.HasField("model"):
+            self._backend = backend
+            if not self.open:
+                self._open()
+        # One that has started a moment ago has not found its executors yet: what was there before still counts.
+        self._on_change()
+
+    def _open(self) -> None:
+        """Requests can be sent."""
+        self._opened.set()
+        self._given_up = False
+        self.lost = False
+        for alarm in self._alarms:
+            alarm.cancel()
+        for stream in self._waiting.take_all():
+            self._send(stream)
+
+    def _end(self, stream: RequestStream, end: kvmanager_pb2.RequestEnd) -> None:
+        if end.HasField("error") and end.error.reason in _HAND_OVER_REASONS:
+            self._waiting.add(stream, asyncio.get_running_loop().time() + self._patience)
+        else:
+            stream.end(end)
 
     def _lose(self) -> None:
         """The stream is gone, and with it whatever was on its way."""
-        self._attached = False
-        self._outbox = asyncio.Queue()
-        self._token_interval_us = 0
-        for stream in self._requests.values():
-            self._pacer.leave(stream.pace)
-            stream.fail(_unavailable("the connection to the KV manager was lost"))
-        self._requests.clear()
+        self._attachment = None
+        if self.open:
+            self._opened.clear()
+            loop = asyncio.get_running_loop()
+            self._gives_up_at = loop.time() + self._patience
+            self._alarms = [
+                loop.call_later(_TAKE_OVER_SECONDS, self._count_as_lost),
+                loop.call_at(self._gives_up_at, self._give_up),
+            ]
+            for stream in self._requests.values():
+                if not stream.settled:
+                    self._waiting.add(stream, self._gives_up_at)
         self._on_change()
 
+    def _count_as_lost(self) -> None:
+        self.lost = True
+        self._on_change()
 
-def _unavailable(message: str) -> RpcError:
-    return RpcError(grpc.StatusCode.UNAVAILABLE, message, "BACKEND_UNAVAILABLE", retry_after=RETRY_AFTER_SECONDS)
+    def _give_up(self) -> None:
+        """It has been away for too long. Those who wait are told by their own timers."""
+        self._given_up = True
+        self._on_change()
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> RpcError:
@@ -233,6 +346,6 @@ def _refusal(error: grpc.aio.AioRpcError) -> RpcError:
     if code is grpc.StatusCode.NOT_FOUND:
         return RpcError(code, message, "NOT_FOUND")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return _unavailable("the KV manager can't be reached")
+        return unavailable("the KV manager can't be reached")
     log.error("a question to the KV manager failed", extra={"code": code.name, "reason": message})
     return RpcError(grpc.StatusCode.INTERNAL, "internal error; see the gateway's log", "INTERNAL")

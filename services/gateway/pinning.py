@@ -9,8 +9,8 @@ import grpc
 
 from gateway.prepared import PreparedRequest
 from octavo.v1 import common_pb2, inference_pb2
-from services.gateway.codec import backend_error, encode_submission
-from services.gateway.kvmanager_link import KVManagerLink
+from services.gateway.backends import Backends
+from services.gateway.codec import backend_error
 from services.gateway.request_stream import RequestStream
 from services.rpc.status import RpcError
 
@@ -18,8 +18,8 @@ from services.rpc.status import RpcError
 class Pinning:
     """The pins of all tenants, as the KV manager keeps them."""
 
-    def __init__(self, link: KVManagerLink) -> None:
-        self._link = link
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
         self._releases: set[asyncio.Task[None]] = set()
 
     async def pin(
@@ -31,7 +31,8 @@ class Pinning:
             RpcError: it was refused, ended early, or is gone already.
         """
         assert request.pin is not None
-        stream = self._link.submit(lambda handle: encode_submission(request, handle, trace))
+        stream = self._backends.stream(request, trace)
+        self._backends.submit(stream)
         try:
             usage = await _usage(stream)
             pin = await self._find(request.tenant, request.pin.pin_id)
@@ -53,7 +54,7 @@ class Pinning:
             message = "pin_id: must not be empty"
             raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, "INVALID_ARGUMENT", "pin_id")
         try:
-            await self._link.unpin(tenant, pin_id)
+            await self._backends.unpin(tenant, pin_id)
         except RpcError as error:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 raise
@@ -65,10 +66,10 @@ class Pinning:
         Raises:
             RpcError: there is no KV manager.
         """
-        return await self._link.pins(tenant)
+        return await self._backends.pins(tenant)
 
     async def _find(self, tenant: str, pin_id: str) -> inference_pb2.Pin:
-        for pin in await self._link.pins(tenant):
+        for pin in await self._backends.pins(tenant):
             if pin.pin_id == pin_id:
                 return pin
         raise RpcError(grpc.StatusCode.NOT_FOUND, "ttl: the pin's time was over before it was told of", "PIN_NOT_FOUND")
@@ -80,7 +81,7 @@ class Pinning:
 
     async def _unpin_quietly(self, tenant: str, pin_id: str) -> None:
         with suppress(RpcError):  # there was none, or the KV manager is gone and its pins with it
-            await self._link.unpin(tenant, pin_id)
+            await self._backends.unpin(tenant, pin_id)
 
 
 async def _usage(stream: RequestStream) -> common_pb2.Usage:

@@ -1,45 +1,18 @@
-"""What the KV manager delivers for one request, until somebody takes it."""
+"""One request's way to the KV manager and back, whichever KV manager that is at the moment."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from gateway.output import FinishReason, TokenLogprobs
-from octavo.v1 import inference_pb2, kvmanager_pb2
+from gateway.errors import PositionGap
+from gateway.output import FinishReason
+from gateway.prepared import PreparedRequest
+from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
+from services.gateway.codec import encode_resumption, encode_submission
 from services.gateway.pacer import Pace, Pacer
-from services.rpc.status import RpcError
-
-
-@dataclass(slots=True)
-class Update:
-    """New tokens of one sequence.
-
-    Attributes:
-        position: Index in the sequence's output of the first token.
-        logprobs: One for each token, or none.
-        finish_reason: Set when the sequence has ended.
-        score: Of a ranked sequence, with its last tokens.
-    """
-
-    sequence_index: int
-    position: int
-    token_ids: list[int]
-    logprobs: Sequence[TokenLogprobs] = ()
-    finish_reason: FinishReason | None = None
-    score: float | None = None
-
-    def join(self, later: Update) -> bool:
-        """Takes in what follows for the same sequence. Returns False where it does not follow."""
-        follows = later.position == self.position + len(self.token_ids) and self.finish_reason is None
-        if not follows or bool(later.logprobs) != bool(self.logprobs):
-            return False
-        self.token_ids += later.token_ids
-        if self.logprobs:
-            self.logprobs = [*self.logprobs, *later.logprobs]
-        self.finish_reason, self.score = later.finish_reason, later.score
-        return True
+from services.gateway.received import ReceivedSequence, Update
 
 
 @dataclass(slots=True)
@@ -51,40 +24,77 @@ class Delivery:
     end: kvmanager_pb2.RequestEnd | None = None
 
 
+class Carrier(Protocol):
+    """Has requests computed."""
+
+    def abort(self, abort: kvmanager_pb2.Abort) -> None:
+        """Ends a request or one of its sequences."""
+
+    def forget(self, stream: RequestStream) -> None:
+        """Nothing more is to be delivered."""
+
+
 class RequestStream:
-    """One request's way to the KV manager and back.
+    """A request until its end: what it has so far, and what of that nobody has taken yet.
 
     What comes before it is taken, because the client is slower than the steps or has had its turn, is taken together.
+    Each token is delivered once: where it comes again, as after a KV manager was lost, it is dropped.
 
     Args:
-        handle: The request's number.
-        abort: Sends an abort to the KV manager.
-        forget: Called with the handle when nothing more is to be delivered.
+        handle: The request's number, which no other request of this gateway has.
+        request: What is asked for.
+        trace: That it belongs to.
         pacer: Says whose turn it is.
-        pace: How often the request wants tokens.
+
+    Attributes:
+        carrier: Who has the request computed now.
+        deadline: Its end by the event loop's clock, or None.
+        submissions_in_vain: How often it was submitted since something last came for it.
     """
 
     def __init__(
-        self,
-        handle: int,
-        abort: Callable[[kvmanager_pb2.Abort], None],
-        forget: Callable[[int], None],
-        pacer: Pacer,
-        pace: Pace,
+        self, handle: int, request: PreparedRequest, trace: common_pb2.TraceContext | None, pacer: Pacer
     ) -> None:
-        self._handle = handle
-        self._abort = abort
-        self._forget = forget
-        self._pacer = pacer
-        self.pace = pace
+        self.handle = handle
+        self.request = request
+        self.pace = Pace(request.response_interval, looked_through=bool(request.sampling.stop))
+        self.carrier: Carrier | None = None
+        self.submissions_in_vain = 0
         self._loop = asyncio.get_running_loop()
+        self.deadline = self._loop.time() + request.timeout_us / 1e6 if request.timeout_us else None
+        self._trace = trace
+        self._pacer = pacer
+        self._sequences = [ReceivedSequence() for _ in range(request.n)]
         self._delivery: Delivery | None = None
         self._latest: dict[int, Update] = {}
-        self._error: RpcError | None = None
+        self._error: Exception | None = None
         self._taker: asyncio.Future[None] | None = None
         self._rests_until = 0.0
         self._waits_for_turn = False
         self._over = False
+        self._settled = False
+
+    # To the KV manager
+
+    def submission(self) -> kvmanager_pb2.Submission:
+        """The request as it stands: with the tokens that it has, and the time that is left."""
+        message = encode_submission(self.request, self.handle, self._trace)
+        if self.deadline is not None:
+            message.timeout_us = max(1, round((self.deadline - self._loop.time()) * 1e6))
+        # What a backend ranks it keeps to itself until all is there: it starts again.
+        if not self.request.ranked_by_backend and (resumption := encode_resumption(self._sequences)) is not None:
+            message.resumption.CopyFrom(resumption)
+        return message
+
+    @property
+    def complete(self) -> bool:
+        """Every sequence has ended, whether or not the KV manager has said so."""
+        return all(sequence.finish_reason is not None for sequence in self._sequences)
+
+    @property
+    def settled(self) -> bool:
+        """How it ends is known, though perhaps not to its client yet."""
+        return self._settled
 
     # From the KV manager
 
@@ -95,6 +105,13 @@ class RequestStream:
 
     def add(self, update: Update) -> None:
         """A sequence got tokens."""
+        try:
+            if not self._sequences[update.sequence_index].take(update):
+                return
+        except PositionGap as gap:
+            self.fail(gap)
+            return
+        self.submissions_in_vain = 0
         latest = self._latest.get(update.sequence_index)
         if latest is None or not latest.join(update):
             self._latest[update.sequence_index] = update
@@ -103,11 +120,13 @@ class RequestStream:
 
     def end(self, end: kvmanager_pb2.RequestEnd) -> None:
         """The request is over."""
+        self._settled = True
         self._news().end = end
         self._hand_over()
 
-    def fail(self, error: RpcError) -> None:
+    def fail(self, error: Exception) -> None:
         """Nothing more will come."""
+        self._settled = True
         self._error = error
         self._hand_over()
 
@@ -137,13 +156,13 @@ class RequestStream:
         """What has come since the last time, or comes next.
 
         Raises:
-            RpcError: the KV manager is gone.
+            RpcError: it can't go on.
+            PositionGap: tokens were lost.
         """
         while self._error is None and (self._delivery is None or self._waits_for_turn):
             self._taker = self._loop.create_future()
             await self._taker
         if self._error is not None:
-            self._over = True
             raise self._error
         assert self._delivery is not None
         delivery, self._delivery = self._delivery, None
@@ -155,10 +174,14 @@ class RequestStream:
 
     def end_sequence(self, sequence_index: int) -> None:
         """One sequence is complete before the KV manager knows."""
-        self._abort(kvmanager_pb2.Abort(handle=self._handle, sequence_index=sequence_index))
+        self._sequences[sequence_index].finish_reason = FinishReason.STOP
+        if self.carrier is not None:
+            self.carrier.abort(kvmanager_pb2.Abort(handle=self.handle, sequence_index=sequence_index))
 
     def close(self) -> None:
         """Gives the request up, unless it has ended."""
-        self._forget(self._handle)
+        if self.carrier is None:
+            return
+        self.carrier.forget(self)
         if not self._over:
-            self._abort(kvmanager_pb2.Abort(handle=self._handle))
+            self.carrier.abort(kvmanager_pb2.Abort(handle=self.handle))

@@ -10,8 +10,8 @@ from gateway.errors import TokenizerError
 from gateway.gateway import Gateway
 from gateway.loading import load_tokenizer
 from services.config import ConfigError, GatewayConfig
+from services.gateway.backends import Backends
 from services.gateway.door import Door
-from services.gateway.kvmanager_link import KVManagerLink
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.process import run_service
 from services.rpc.channel import connector
@@ -34,8 +34,12 @@ class GatewayService:
         self._door = Door(config, self._store)
         self._changed = asyncio.Event()
         responses_per_second = config.max_responses_per_second or _RESPONSES_PER_SECOND * (os.cpu_count() or 1)
-        self._link = KVManagerLink(
-            config.kvmanager, self._changed.set, responses_per_second, connector(config, "kvmanager")
+        self._backends = Backends(
+            config.kvmanager_groups(),
+            connector(config, "kvmanager"),
+            config.kvmanager_patience,
+            responses_per_second,
+            self._changed.set,
         )
 
     async def start(self) -> None:
@@ -47,20 +51,20 @@ class GatewayService:
         except TokenizerError as error:
             raise ConfigError(str(error)) from error
         servicer = GenerationServicer(
-            gateway, self._link, self._door.callers, self._door.admission, self._tracing, self._server.count
+            gateway, self._backends, self._door.callers, self._door.admission, self._tracing, self._server.count
         )
         self._server.grpc.add_generic_rpc_handlers([servicer.handlers()])
         await self._server.start()
 
     async def run(self) -> None:
-        await asyncio.gather(self._link.run(), self._door.run(), self._report_health())
+        await asyncio.gather(self._backends.run(), self._door.run(), self._report_health())
 
     async def _report_health(self) -> None:
         """SERVING while the way to an executor is open."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._server.set_serving(self._link.ready)
+            await self._server.set_serving(self._backends.ready)
 
     async def stop(self) -> None:
         await self._server.announce_shutdown()

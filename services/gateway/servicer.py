@@ -15,13 +15,11 @@ from gateway.gateway import Gateway
 from gateway.prepared import ModelLimits, PreparedRequest
 from gateway.scope import Identity
 from octavo.v1 import common_pb2, inference_pb2
-from services.gateway.admission import Admission, Visit
+from services.gateway.codec import core_error, decode_pin_request, decode_prompt, decode_request
 from services.gateway.call_span import CallSpan
-from services.gateway.codec import core_error, decode_pin_request, decode_prompt, decode_request, encode_submission
+from services.gateway.codec import core_error, decode_pin_request, decode_prompt, decode_request
 from services.gateway.generation import Generation
 from services.gateway.identity import Callers
-from services.gateway.kvmanager_link import KVManagerLink
-from services.gateway.pacer import Pace
 from services.gateway.pinning import Pinning
 from services.rpc.parsing import parse
 from services.rpc.server import Context
@@ -52,19 +50,19 @@ class GenerationServicer:
     def __init__(
         self,
         gateway: Gateway,
-        link: KVManagerLink,
+        backends: Backends,
         callers: Callers,
         admission: Admission,
         tracing: Tracing,
         on_call: Callable[[Context], None],
     ) -> None:
         self._gateway = gateway
-        self._link = link
+        self._backends = backends
         self._callers = callers
         self._admission = admission
         self._tracing = tracing
         self._on_call = on_call
-        self._pinning = Pinning(link)
+        self._pinning = Pinning(backends)
         self._running: set[tuple[str, str]] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -125,8 +123,8 @@ class GenerationServicer:
             self._running.discard(key)
 
     async def _answer(self, request: PreparedRequest, span: RequestSpan, context: Context, visit: Visit) -> None:
-        pace = Pace(request.response_interval, looked_through=bool(request.sampling.stop))
-        stream = self._link.submit(lambda handle: encode_submission(request, handle, span.context), pace)
+        stream = self._backends.stream(request, span.context)
+        self._backends.submit(stream)
         generation = Generation(self._gateway, request, stream)
         try:
             async for response in generation.responses():
@@ -175,19 +173,19 @@ class GenerationServicer:
         token_ids = await self._in_core(
             data, lambda limits: self._gateway.tokenize(decode_prompt(message.prompt), limits, model=message.model)
         )
-        return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=self._link.model.max_model_len)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=self._backends.model.max_model_len)
 
     async def list_models(self, data: bytes, context: Context) -> inference_pb2.ListModelsResponse:
         self._identify(context)
         parse(inference_pb2.ListModelsRequest, data)
         model = inference_pb2.Model()
-        model.CopyFrom(self._link.model)
+        model.CopyFrom(self._backends.model)
         model.name = self._gateway.model_name
         return inference_pb2.ListModelsResponse(models=[model])
 
     async def _in_core(self, data: bytes, call: Callable[[ModelLimits], R]) -> R:
         """Runs a call of the core, and translates what it refuses."""
-        model = self._link.model
+        model = self._backends.model
         limits = ModelLimits(model.max_model_len, model.vocab_size, model.block_size)
         try:
             if len(data) < LONG_REQUEST_BYTES:

@@ -10,6 +10,8 @@ import grpc
 
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2, kvmanager_pb2_grpc
 from services.rpc.columns import pack_int32, pack_int64
+from services.rpc.server import Context
+from services.rpc.status import RpcError, abort
 
 MODEL = inference_pb2.Model(name="inner", max_model_len=64, vocab_size=1000, block_size=4, num_blocks=32)
 
@@ -23,6 +25,10 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
         submissions, aborts, token_intervals: what gateways sent.
         pins: by tenant; a submission with a pin adds one when its end is sent.
         broken: what the unary calls end with, if anything.
+        backend: what it says when a gateway attaches.
+        refusal: where set, why it takes no gateway in, as code and reason.
+        silent: it hangs.
+        attached: how many gateways are there.
     """
 
     def __init__(self, script: Script) -> None:
@@ -33,11 +39,54 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
         self.pins: dict[str, dict[str, inference_pb2.Pin]] = {}
         self.unpinned: list[tuple[str, str]] = []
         self.broken: grpc.StatusCode | None = None
+        self.backend = kvmanager_pb2.BackendState(ready=True, model=MODEL, epoch=1)
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.silent = False
+        self._outboxes: set[asyncio.Queue[kvmanager_pb2.AttachResponse | None]] = set()
+
+    @property
+    def attached(self) -> int:
+        return len(self._outboxes)
+
+    def tell(self, *messages: kvmanager_pb2.AttachResponse) -> None:
+        """Sends messages to the gateways that are attached."""
+        for outbox in self._outboxes:
+            for message in messages:
+                outbox.put_nowait(message)
+
+    def lose_gateways(self) -> None:
+        """Ends the streams."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(None)
 
     async def Attach(
-        self, requests: AsyncIterator[kvmanager_pb2.AttachRequest], context: object
+        self, requests: AsyncIterator[kvmanager_pb2.AttachRequest], context: Context
     ) -> AsyncIterator[kvmanager_pb2.AttachResponse]:
-        yield kvmanager_pb2.AttachResponse(backend=kvmanager_pb2.BackendState(ready=True, model=MODEL, epoch=1))
+        if self.refusal is not None:
+            await abort(context, RpcError(self.refusal[0], "not now", self.refusal[1]))
+        outbox: asyncio.Queue[kvmanager_pb2.AttachResponse | None] = asyncio.Queue()
+        self._outboxes.add(outbox)
+        tasks = [asyncio.ensure_future(self._read(requests, outbox)), asyncio.ensure_future(self._beat(outbox))]
+        try:
+            yield kvmanager_pb2.AttachResponse(backend=self.backend)
+            while (message := await outbox.get()) is not None:
+                if not self.silent:
+                    yield message
+        finally:
+            self._outboxes.discard(outbox)
+            for task in tasks:
+                task.cancel()
+
+    async def _beat(self, outbox: asyncio.Queue[kvmanager_pb2.AttachResponse | None]) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            outbox.put_nowait(kvmanager_pb2.AttachResponse())
+
+    async def _read(
+        self,
+        requests: AsyncIterator[kvmanager_pb2.AttachRequest],
+        outbox: asyncio.Queue[kvmanager_pb2.AttachResponse | None],
+    ) -> None:
         async for request in requests:
             self.aborts += request.aborts
             if request.HasField("token_interval_us"):
@@ -47,7 +96,7 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
                 for message in self.script(submission):
                     if message.ends and submission.HasField("pin") and message.ends[0].HasField("usage"):
                         self._keep(submission)
-                    yield message
+                    outbox.put_nowait(message)
 
     def _keep(self, submission: kvmanager_pb2.Submission) -> None:
         blocks = len(submission.prompt_token_ids) // 4 // MODEL.block_size

@@ -150,7 +150,7 @@ def test_an_open_health_watch_does_not_hold_up_the_end(make_stack: MakeStack, na
 
 
 def test_the_kv_manager_drains(make_stack: MakeStack, reference: Reference) -> None:
-    stack = make_stack()
+    stack = make_stack(gateway={"kvmanager_patience": 0.5})
     with channel_to(stack.kvmanager) as channel:
         watch = Watch(channel, SERVICES["kvmanager"])
         watch.wait_for(SERVING)

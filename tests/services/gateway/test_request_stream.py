@@ -6,15 +6,32 @@ import asyncio
 
 import pytest
 
+from gateway.errors import PositionGap
 from gateway.output import FinishReason, TokenLogprobs
 from octavo.v1 import kvmanager_pb2
-from services.gateway.pacer import Pace, Pacer
-from services.gateway.request_stream import RequestStream, Update
+from services.gateway.pacer import Pacer
+from services.gateway.received import Update
+from services.gateway.request_stream import RequestStream
+from tests.services.gateway.prepared_requests import prepared
 
 
-def make(interval: float | None = None, aborts: list[kvmanager_pb2.Abort] | None = None) -> RequestStream:
-    pacer = Pacer(responses_per_second=500)
-    return RequestStream(7, ([] if aborts is None else aborts).append, lambda handle: None, pacer, Pace(interval))
+class NotedAborts:
+    """Computes nothing, and remembers what it was told to end."""
+
+    def __init__(self) -> None:
+        self.aborts: list[kvmanager_pb2.Abort] = []
+
+    def abort(self, abort: kvmanager_pb2.Abort) -> None:
+        self.aborts.append(abort)
+
+    def forget(self, stream: RequestStream) -> None:
+        pass
+
+
+def make(interval: float | None = None, carrier: NotedAborts | None = None) -> RequestStream:
+    stream = RequestStream(7, prepared(n=2, response_interval=interval), None, Pacer(responses_per_second=500))
+    stream.carrier = carrier
+    return stream
 
 
 def plain(position: int, *token_ids: int, index: int = 0) -> Update:
@@ -42,28 +59,37 @@ async def test_log_probabilities_are_joined_with_their_tokens() -> None:
     assert (await stream.next()).updates == [Update(0, 0, [0, 1], logprobs)]
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        pytest.param(plain(2, 12), id="a gap"),
-        pytest.param(plain(0, 10), id="a repeat"),
-        pytest.param(Update(0, 1, [11], [TokenLogprobs(-0.5)]), id="log probabilities from here on"),
-    ],
-)
-async def test_what_does_not_follow_is_not_joined(later: Update) -> None:
-    """So that whoever reads the positions sees it."""
+async def test_log_probabilities_from_here_on_are_not_joined_to_tokens_without() -> None:
     stream = make()
     stream.add(plain(0, 10))
-    stream.add(later)
-    assert (await stream.next()).updates == [plain(0, 10), later]
+    stream.add(Update(0, 1, [11], [TokenLogprobs(-0.5)]))
+    assert (await stream.next()).updates == [plain(0, 10), Update(0, 1, [11], [TokenLogprobs(-0.5)])]
 
 
-async def test_nothing_is_joined_to_a_sequence_that_has_ended() -> None:
+async def test_what_comes_again_is_dropped() -> None:
+    """Of what comes with it the new part is kept."""
+    stream = make()
+    stream.add(Update(0, 0, [10, 11], [TokenLogprobs(-1.0), TokenLogprobs(-2.0)]))
+    await stream.next()
+    stream.add(Update(0, 0, [10], [TokenLogprobs(-1.0)]))
+    stream.add(Update(0, 1, [11, 12], [TokenLogprobs(-2.0), TokenLogprobs(-3.0)], FinishReason.STOP))
+    assert (await stream.next()).updates == [Update(0, 2, [12], [TokenLogprobs(-3.0)], FinishReason.STOP)]
+
+
+async def test_tokens_that_are_missing_end_the_request() -> None:
+    stream = make()
+    stream.add(plain(0, 10))
+    stream.add(plain(2, 12))
+    with pytest.raises(PositionGap, match="tokens from 1 to 1 of a sequence"):
+        await stream.next()
+
+
+async def test_nothing_comes_after_the_end_of_a_sequence() -> None:
     stream = make()
     last = Update(0, 0, [10], finish_reason=FinishReason.STOP)
     stream.add(last)
     stream.add(plain(1, 11))
-    assert (await stream.next()).updates == [last, plain(1, 11)]
+    assert (await stream.next()).updates == [last]
 
 
 async def test_a_stream_that_had_its_turn_rests_but_its_end_does_not_wait() -> None:
@@ -90,11 +116,11 @@ async def test_a_stream_that_rests_goes_on_by_itself() -> None:
 
 
 async def test_a_request_that_is_given_up_is_aborted_unless_it_has_ended() -> None:
-    aborts: list[kvmanager_pb2.Abort] = []
-    make(aborts=aborts).close()
-    assert aborts == [kvmanager_pb2.Abort(handle=7)]
-    ended = make(aborts=aborts)
+    noted = NotedAborts()
+    make(carrier=noted).close()
+    assert noted.aborts == [kvmanager_pb2.Abort(handle=7)]
+    ended = make(carrier=noted)
     ended.end(kvmanager_pb2.RequestEnd(handle=7))
     await ended.next()
     ended.close()
-    assert len(aborts) == 1
+    assert len(noted.aborts) == 1

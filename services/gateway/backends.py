@@ -29,6 +29,9 @@ class Backends:
         patience: As of `KVManagerLink`.
         responses_per_second: How many may leave, over all requests, before some are joined.
         on_change: Called when `ready` may have changed.
+
+    Attributes:
+        links: The way to each group's KV manager.
     """
 
     def __init__(
@@ -41,13 +44,13 @@ class Backends:
     ) -> None:
         self._pacer = Pacer(responses_per_second)
         self._on_change = on_change
-        self._links = [KVManagerLink(addresses, connect, self._pacer, patience, self._changed) for addresses in groups]
+        self.links = [KVManagerLink(addresses, connect, self._pacer, patience, self._changed) for addresses in groups]
         self._handles = count(1)
 
     @property
     def ready(self) -> bool:
         """There is an executor, or there was one until a moment ago."""
-        return any(link.ready for link in self._links)
+        return any(link.ready for link in self.links)
 
     @property
     def model(self) -> inference_pb2.Model:
@@ -73,7 +76,7 @@ class Backends:
 
     def _best(self) -> KVManagerLink:
         """The group with the fewest requests, of those that are best off."""
-        return min(self._links, key=lambda link: (not link.open, not link.ready, link.load))
+        return min(self.links, key=lambda link: (not link.open, not link.ready, link.load))
 
     async def unpin(self, tenant: str, pin_id: str) -> None:
         """Lets go of one of a tenant's pins.
@@ -81,7 +84,7 @@ class Backends:
         Raises:
             RpcError: NOT_FOUND: there is none of that id; UNAVAILABLE: a group that may have it is away.
         """
-        results = await asyncio.gather(*(link.unpin(tenant, pin_id) for link in self._links), return_exceptions=True)
+        results = await asyncio.gather(*(link.unpin(tenant, pin_id) for link in self.links), return_exceptions=True)
         if None in results:
             return
         errors = [error for error in results if error is not None]
@@ -94,20 +97,20 @@ class Backends:
         Raises:
             RpcError: UNAVAILABLE: a group is away.
         """
-        return [pin for pins in await asyncio.gather(*(link.pins(tenant) for link in self._links)) for pin in pins]
+        return [pin for pins in await asyncio.gather(*(link.pins(tenant) for link in self.links)) for pin in pins]
 
     async def run(self) -> None:
         """Stays attached to all groups until cancelled."""
-        await asyncio.gather(*(link.run() for link in self._links))
+        await asyncio.gather(*(link.run() for link in self.links))
 
     def _changed(self) -> None:
-        if len(self._links) > 1:
+        if len(self.links) > 1:
             self._move_requests()
         self._on_change()
 
     def _move_requests(self) -> None:
         """Those of groups that are away for good go to one that is not."""
-        lost = [link for link in self._links if link.lost and link.load]
+        lost = [link for link in self.links if link.lost and link.load]
         if lost and (best := self._best()).open:
             for link in lost:
                 log.warning("requests go on in another group", extra={"requests": link.load})

@@ -104,7 +104,8 @@ async def bench(
             for stream in here.streams:
                 stream.close()
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            (ended,) = await asyncio.gather(running, return_exceptions=True)
+            assert isinstance(ended, asyncio.CancelledError), ended
 
 
 @asynccontextmanager
@@ -406,6 +407,7 @@ async def test_an_address_that_takes_connections_and_says_nothing_holds_nobody_u
 async def test_a_group_that_is_lost_gives_its_requests_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kvmanager_link, "_TAKE_OVER_SECONDS", 0.2)
     async with bench("0;1", kvmanagers=2, ready=(0, 1)) as here:
+        await eventually(lambda: all(link.open for link in here.backends.links))
         first, second = (Reader(here.submit()) for _ in range(2))
         (there,) = await here.submissions(1)
         await here.submissions(1, here.kvmanagers[1])

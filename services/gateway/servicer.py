@@ -15,7 +15,8 @@ from gateway.gateway import Gateway
 from gateway.prepared import ModelLimits, PreparedRequest
 from gateway.scope import Identity
 from octavo.v1 import common_pb2, inference_pb2
-from services.gateway.codec import core_error, decode_pin_request, decode_prompt, decode_request
+from services.gateway.admission import Admission, Visit
+from services.gateway.backends import Backends
 from services.gateway.call_span import CallSpan
 from services.gateway.codec import core_error, decode_pin_request, decode_prompt, decode_request
 from services.gateway.generation import Generation

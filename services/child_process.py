@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import services
+from services.tls_files import TlsFiles
 
 # How long a child whose parent was killed may take to stop by itself.
 _ORPHAN_SECONDS = 5.0
@@ -38,6 +39,7 @@ class ChildProcess:
         address: str,
         log: Callable[[str], None],
         stands_by: bool = False,
+        tls: TlsFiles | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -47,10 +49,12 @@ class ChildProcess:
             address: Where it will answer health checks, ``host:port``.
             log: Gets each line that it prints.
             stands_by: It is one of several KV managers: where another serves, it is ready too.
+            tls: The certificate that it will show.
         """
         self.name = name
         self.address = address
         self._stands_by = stands_by
+        self._tls = tls
         self._command = command
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
@@ -101,17 +105,20 @@ class ChildProcess:
 
         Raises:
             DiedEarlyError: It died before.
+            ConfigError: Its certificate can't be used.
         """
         # gRPC takes a while to load: here the process has begun to load its own things meanwhile.
         from services.readiness import serving
         from services.rpc import health as names
 
-        answering = asyncio.create_task(serving(self.address, names.STANDBY if self._stands_by else ""))
+        name = names.STANDBY if self._stands_by else ""
+        answering = asyncio.create_task(serving(self.address, name, self._tls))
         gone = asyncio.create_task(self.exited())
         try:
             await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 raise DiedEarlyError(self)
+            answering.result()
         finally:
             answering.cancel()
             gone.cancel()

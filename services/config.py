@@ -491,6 +491,36 @@ def read_api_key(file: str | None) -> str | None:
         raise ConfigError(f"api_key_file: cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
 
 
+def read_pem(name: str, path: str | None) -> bytes | None:
+    """What is in the file that a setting names, if it names one.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    try:
+        return None if path is None else Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot read {path}: {error.strerror}") from error
+
+
+def check_no_certificates(tables: Mapping[str, Any]) -> None:
+    """Refuses certificates that a stack's processes would find by themselves, unknown to who starts them.
+
+    Args:
+        tables: Of the TOML file.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    for command in ("gateway", "kvmanager", "executor"):
+        for name in ("tls_cert", "public_tls_cert"):
+            variable = f"OCTAVO_{command}_{name}".upper()
+            if os.environ.get(variable) or name in tables.get(command, {}):
+                raise ConfigError(
+                    f"{variable}, or {name} in [{command}]: octavo serve takes --tls-dir and --public-tls-cert"
+                )
+
+
 def read_toml(path: Path, commands: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
     """Settings from a TOML file with one table for each command, such as ``[executor]``.
 

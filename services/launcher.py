@@ -26,6 +26,7 @@ from services.config import (
 )
 from services.ports import bind, check_free
 from services.progress import Progress, progress_bar, read_progress
+from services.tls_files import TlsFiles
 
 # In the order in which they are stopped: first who takes requests, last who computes.
 _CONFIGS: Mapping[str, type[ServiceConfig]] = {
@@ -77,12 +78,15 @@ class Addresses:
 CommandBuilder = Callable[[str, Addresses], Sequence[str]]
 
 
-def octavo_command(settings: Mapping[str, Any], config_file: Path | None = None) -> CommandBuilder:
+def octavo_command(
+    settings: Mapping[str, Any], config_file: Path | None = None, tls_dir: Path | None = None
+) -> CommandBuilder:
     """Builds the command lines of the real processes.
 
     Args:
         settings: Values by setting name. Each process gets those that it knows; places are given by the launcher.
         config_file: TOML file that the processes read for the rest.
+        tls_dir: Folder with a certificate for each service, as ``octavo certs`` makes it.
     """
     start = [sys.executable, "-m", "services.cli.app", "--stop-with-stdin"]
     if config_file is not None:
@@ -94,10 +98,29 @@ def octavo_command(settings: Mapping[str, Any], config_file: Path | None = None)
         values |= {"kvmanager": ",".join(addresses.kvmanagers), "executors": ",".join(addresses.executors)}
         values |= {"host": host.strip("[]"), "port": port}
         service = service_of(name)
+        if tls_dir is not None:
+            tls = TlsFiles.of_role(tls_dir.absolute(), service)
+            values |= {"tls_cert": tls.cert, "tls_key": tls.key, "tls_ca": tls.ca}
         known = {each.name for each in fields(_CONFIGS[service])}
         return [*start, service, *(_flag(key, value) for key, value in values.items() if key in known)]
 
     return build
+
+
+# The certificate that the process of this name shows to its callers.
+Certificates = Callable[[str], TlsFiles | None]
+
+
+def octavo_certificates(settings: Mapping[str, Any], tls_dir: Path | None) -> Certificates:
+    """Which certificates the real processes show, where they are told the same as `octavo_command`."""
+
+    def find(name: str) -> TlsFiles | None:
+        cert, key = settings.get("public_tls_cert"), settings.get("public_tls_key")
+        if service_of(name) == "gateway" and cert is not None and key is not None:
+            return TlsFiles(Path(cert), Path(key), setting="public_tls")
+        return None if tls_dir is None else TlsFiles.of_role(tls_dir, service_of(name))
+
+    return find
 
 
 def service_of(name: str) -> str:
@@ -123,6 +146,7 @@ class Stack:
         num_executors: int = 1,
         standby: bool = False,
         drain_seconds: float = GatewayConfig.drain_seconds,
+        certificates: Certificates = lambda name: None,
         log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         """Starts nothing yet.
@@ -136,6 +160,7 @@ class Stack:
             num_executors: How many executors, replicas of one model.
             standby: A second KV manager takes over when the first one fails. They need one state store.
             drain_seconds: What the children were told; one that takes longer to stop is killed.
+            certificates: What the children show.
             log: Gets each line that a child prints, and what the launcher itself has to say.
 
         Raises:
@@ -149,6 +174,7 @@ class Stack:
             **_places("executor", executor_port, num_executors),
         }
         self._drain_seconds = drain_seconds
+        self._certificates = certificates
         self._log = log
         self._children: dict[str, ChildProcess] = {}
         self._watchers: list[asyncio.Task[None]] = []
@@ -255,7 +281,8 @@ class Stack:
 
     def _make_child(self, name: str, address: str) -> ChildProcess:
         stands_by = self._standby and service_of(name) == "kvmanager"
-        return ChildProcess(name, self._command(name, self.addresses), address, self._take_line, stands_by)
+        command, tls = self._command(name, self.addresses), self._certificates(name)
+        return ChildProcess(name, command, address, self._take_line, stands_by, tls)
 
     def _take_line(self, line: str) -> None:
         if self._on_progress is not None and (progress := read_progress(line)) is not None:

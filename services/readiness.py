@@ -5,7 +5,12 @@ import asyncio
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.rpc.tls import Identity
+from services.tls_files import TlsFiles
+
 _RETRY_SECONDS = 0.05
+# Where a server that listens everywhere is found.
+_REACHABLE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 _CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -14,15 +19,17 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-async def serving(address: str, service: str = "") -> None:
+async def serving(address: str, service: str = "", tls: TlsFiles | None = None) -> None:
     """Returns when the server at ``host:port`` reports SERVING, however often it has to be started until then.
 
     Args:
         service: Of what; "" of itself.
+        tls: The certificate that it shows; None: it has none.
+
+    Raises:
+        ConfigError: The certificate can't be used.
     """
-    host, _, port = address.rpartition(":")
-    reachable = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    async with grpc.aio.insecure_channel(f"{reachable}:{port}", options=_CHANNEL_OPTIONS) as channel:
+    async with _open_channel(address, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             try:
@@ -33,3 +40,13 @@ async def serving(address: str, service: str = "") -> None:
                 # Not there yet, or gone again.
                 pass
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _open_channel(address: str, tls: TlsFiles | None) -> grpc.aio.Channel:
+    host, _, port = address.rpartition(":")
+    reachable = f"{_REACHABLE.get(host, host)}:{port}"
+    if tls is None:
+        return grpc.aio.insecure_channel(reachable, options=_CHANNEL_OPTIONS)
+    credentials, name = Identity(tls).credentials_for_own_server()
+    options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)]
+    return grpc.aio.secure_channel(reachable, credentials, options=options)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.connection import connected
+from services.cli.connection import connected, open_channel_to
 from services.cli.errors import REFUSED, UNUSABLE, CommandError
 from services.cli.options import ClientOptions, ServerOptions, expand
 from services.rpc import health as names
@@ -47,11 +47,8 @@ def health(
     its state store is degraded: it serves, but what it does may not survive it. A KV manager that stands by does not
     serve; of octavo.standby it says that it would.
     """
-    import grpc
-
     serving = True
-    # Asked beside the process, mostly: never through a proxy that the environment names.
-    with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with open_channel_to(server) as channel:
         ask = _Asking(channel, server.address, timeout)
         if service is not None:
             serving = ask.serves(service, may_be_unknown=False) is True

@@ -1,14 +1,16 @@
-"""The client that a command talks through."""
+"""What a command talks through: a client of the public service, or a channel to any process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from services.cli.errors import talking_to
-from services.cli.options import ClientOptions
-from services.config import ConfigError, read_api_key
+from services.cli.options import ClientOptions, ServerOptions
+from services.config import ConfigError, read_api_key, read_pem
 
 if TYPE_CHECKING:
+    import grpc
+
     from octavo.client import Client
 
 
@@ -31,12 +33,37 @@ def open_client(server: ClientOptions) -> "Client":
     """A client of these servers.
 
     Raises:
-        ConfigError: The API key cannot be one.
+        ConfigError: The API key cannot be one, or there are no authorities.
     """
     from octavo.client import Client, RetryPolicy
 
     api_key = read_api_key(server.api_key_file)
     try:
-        return Client(server.addresses(), api_key=api_key, retry=RetryPolicy(start_patience=0.0))
+        return Client(
+            server.addresses(),
+            api_key=api_key,
+            tls=server.tls,
+            tls_ca=server.tls_ca,
+            retry=RetryPolicy(start_patience=0.0),
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def open_channel_to(server: ServerOptions) -> "grpc.Channel":
+    """A channel to one process. Asked beside it, mostly: never through a proxy that the environment names.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    import grpc
+
+    options = [("grpc.enable_http_proxy", 0)]
+    if not (server.tls or server.tls_ca or server.tls_cert):
+        return grpc.insecure_channel(server.address, options=options)
+    authorities, key, certificate = (
+        read_pem(name, path)
+        for name, path in (("tls_ca", server.tls_ca), ("tls_key", server.tls_key), ("tls_cert", server.tls_cert))
+    )
+    credentials = grpc.ssl_channel_credentials(authorities, key, certificate)
+    return grpc.secure_channel(server.address, credentials, options=options)

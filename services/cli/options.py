@@ -28,19 +28,38 @@ _COMMON = {each.name for each in fields(ServiceConfig)} - _PLACES
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+class TlsOptions:
+    """How a server is known to be who it should be."""
+
+    tls: bool = setting(
+        False, "Over TLS; the server's certificate is signed by an authority that everybody knows.", envvar="OCTAVO_TLS"
+    )
+    tls_ca: str | None = setting(
+        None, "Over TLS; PEM file with the authorities to trust instead.", envvar="OCTAVO_TLS_CA"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(TlsOptions):
     """Which process a command asks about itself."""
 
     address: str = setting(
         join_address(GatewayConfig.host, GatewayConfig.port), "Address of the server.", envvar="OCTAVO_ADDRESS"
     )
 
+    tls_cert: str | None = setting(
+        None, "PEM file with a certificate to show, which KV managers and executors ask for.", envvar="OCTAVO_TLS_CERT"
+    )
+    tls_key: str | None = setting(None, "PEM file with its private key.", envvar="OCTAVO_TLS_KEY")
+
     def __post_init__(self) -> None:
         check_address("address", self.address)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert, tls_key: are given together")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientOptions:
+class ClientOptions(TlsOptions):
     """Which gateways a client command talks to, and who is calling."""
 
     address: str = setting(

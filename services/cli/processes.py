@@ -11,7 +11,14 @@ import typer
 
 from services.cli.errors import CommandError
 from services.cli.options import expand, takes_stack_settings
-from services.config import MAX_PORT, ConfigError, ExecutorConfig, GatewayConfig, KVManagerConfig
+from services.config import (
+    MAX_PORT,
+    ConfigError,
+    ExecutorConfig,
+    GatewayConfig,
+    KVManagerConfig,
+    check_no_certificates,
+)
 from services.ports import check_free
 
 
@@ -76,6 +83,10 @@ def serve(
             help="Start a second KV manager, which takes over when the first one fails; needs a Redis as --state.",
         ),
     ] = False,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder with a certificate for each service, as octavo certs makes it: all speak TLS."),
+    ] = None,
     **settings: Any,
 ) -> None:
     """Run gateway, KV manager and executors as supervised processes on this machine.
@@ -84,13 +95,14 @@ def serve(
     """
     from rich.console import Console
 
-    from services.launcher import Stack, StackError, octavo_command, serve_until_stopped
+    from services.launcher import Stack, StackError, octavo_certificates, octavo_command, serve_until_stopped
     from services.model_store import resolve_model
 
     if standby and settings["state"] == KVManagerConfig.state:
         raise ConfigError(
             "standby: two KV managers share what they know in a Redis: give it as --state redis://HOST:PORT"
         )
+    check_no_certificates((context.parent and context.parent.default_map) or {})
     check_free(settings["host"], settings["port"])
     name = settings["model_name"] or GatewayConfig(model=settings["model"]).model_name
     # Only what was asked for is handed down: for the rest each process has its own environment, table and defaults.
@@ -103,7 +115,7 @@ def serve(
     config_file: Path | None = context.parent.params["config"] if context.parent else None
     console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     stack = Stack(
-        octavo_command(asked, config_file),
+        octavo_command(asked, config_file, tls_dir),
         host=settings["host"],
         port=settings["port"],
         kvmanager_port=kvmanager_port,
@@ -111,6 +123,7 @@ def serve(
         num_executors=num_executors,
         standby=standby,
         drain_seconds=settings["drain_seconds"],
+        certificates=octavo_certificates(asked, tls_dir),
         log=console.print,
     )
     try:

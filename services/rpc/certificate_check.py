@@ -18,7 +18,7 @@ class CertificateFacts:
 
     Attributes:
         expires: Unix time from which on nobody takes it.
-        names: DNS names and addresses that it is for.
+        names: DNS names and addresses that it is for; at least one.
     """
 
     expires: float
@@ -46,7 +46,7 @@ def check_certificate(files: TlsFiles) -> CertificateFacts:
         server.verify_mode = ssl.CERT_REQUIRED
         for context in (server, client):
             _load_authorities(context, files.ca, f"{files.setting}_ca")
-    return _facts(_shake_hands(server, client, files))
+    return _facts(_shake_hands(server, client, files), files)
 
 
 def _load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
@@ -92,8 +92,10 @@ def _mistrusted(error: ssl.SSLCertVerificationError, files: TlsFiles) -> BadCert
     return BadCertificate(f"{files.setting}_cert: {files.cert}: {error.verify_message}{vouching}")
 
 
-def _facts(end: ssl.SSLObject) -> CertificateFacts:
+def _facts(end: ssl.SSLObject, files: TlsFiles) -> CertificateFacts:
     seen = end.getpeercert()
     assert seen is not None
     names = tuple(str(entry[1]) for entry in seen.get("subjectAltName", ()))
+    if not names:
+        raise BadCertificate(f"{files.setting}_cert: {files.cert} has no subject alternative name")
     return CertificateFacts(ssl.cert_time_to_seconds(str(seen["notAfter"])), names)

@@ -81,6 +81,19 @@ class Identity:
         loaded = self.refresh()
         return grpc.ssl_channel_credentials(loaded.authorities, loaded.key, loaded.certificate)
 
+    def credentials_for_own_server(self) -> tuple[grpc.ChannelCredentials, str]:
+        """For a channel to a server that shows this very certificate, and the name to expect there.
+
+        So a process is asked how it is by whoever knows its files, whatever address it has.
+        """
+        loaded = self.refresh()
+        if loaded.authorities is None:
+            # Nobody here knows who vouches for a public certificate: it has to be this one.
+            credentials = grpc.ssl_channel_credentials(loaded.certificate)
+        else:
+            credentials = grpc.ssl_channel_credentials(loaded.authorities, loaded.key, loaded.certificate)
+        return credentials, loaded.facts.names[0].replace("*", "any")
+
     def refresh(self) -> _Loaded:
         """Reads the files again if they have changed, and returns the last generation that was good."""
         with self._lock:

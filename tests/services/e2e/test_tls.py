@@ -1,0 +1,149 @@
+"""A whole stack over TLS, as a user starts it, through a rotation of its certificates."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from octavo.client import Client, OctavoError
+from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
+from services.rpc.roles import role_name
+from tests.services.e2e.processes import ROOT, Process, Processes, eventually
+from tests.services.e2e.stack import EXECUTOR_SETTINGS
+from tests.services.e2e.tiny_model import Reference
+
+pytestmark = pytest.mark.slow
+
+OCTAVO = [sys.executable, "-m", "services.cli.app"]
+PROCESSES = ("gateway", "kvmanager", "executor")
+
+
+def octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OCTAVO_")}
+    return subprocess.run(
+        [*OCTAVO, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = octavo("certs", str(tmp_path / "certificates"), "--days=2")
+    assert made.returncode == 0, made
+    return tmp_path / "certificates"
+
+
+@pytest.fixture
+def launcher(processes: Processes, model: Path, folder: Path) -> Iterator[Process]:
+    settings = {**EXECUTOR_SETTINGS, "port": 0, "model": model, "tls_dir": folder, "host_memory": "0"}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    launcher = processes.other("serve", [*OCTAVO, "--stop-with-stdin", "serve", *flags])
+    launcher.start()
+    yield launcher
+    launcher.kill()
+
+
+class Served:
+    """What the launcher says of its processes."""
+
+    def __init__(self, launcher: Process) -> None:
+        self._launcher = launcher
+        eventually(self._all_serve, what="all serve")
+        found = [re.search(rf"{name} serves on (\S+), process (\d+)", launcher.output()) for name in PROCESSES]
+        self.addresses = {name: match[1] for name, match in zip(PROCESSES, found, strict=True) if match}
+        self.pids = {name: int(match[2]) for name, match in zip(PROCESSES, found, strict=True) if match}
+
+    def _all_serve(self) -> bool:
+        assert self._launcher.running, self._launcher.output()
+        return "Octavo serves" in self._launcher.output()
+
+
+def test_a_stack_over_tls_whose_certificates_are_renewed(
+    launcher: Process, folder: Path, reference: Reference, processes: Processes
+) -> None:
+    served = Served(launcher)
+    expected = reference.greedy(reference.encode("The sheet is"), 20)
+
+    def answer() -> list[int]:
+        with Client(served.addresses["gateway"], tls_ca=folder / "ca.pem") as client:
+            responses = client.generate("The sheet is", max_tokens=20, temperature=0, ignore_eos=True, timeout=60)
+            return [token_id for response in responses for token_id in response.token_ids]
+
+    assert answer() == expected
+    with Client(served.addresses["gateway"]) as client, pytest.raises(OctavoError):
+        client.models(timeout=2)
+    commands_work_over_tls(served, folder)
+    only_roles_get_in(served, folder)
+
+    assert octavo("certs", str(folder), "--renew", "--days=3").returncode == 0
+    assert answer() == expected
+    for name in ("executor", "kvmanager"):
+        # What comes back has the new certificate only; the others make new connections to it.
+        os.kill(served.pids[name], signal.SIGKILL)
+        assert eventually(lambda: answers(answer), what=f"an answer without the first {name}") == expected
+    said = launcher.output()
+    assert "certificate is read again" in said
+    assert "new certificate is not used" not in said
+    launcher.terminate()
+    assert launcher.wait() == 0
+
+
+def answers(answer) -> list[int] | None:  # type: ignore[no-untyped-def]
+    try:
+        tokens: list[int] = answer()
+    except OctavoError:
+        return None
+    return tokens
+
+
+def commands_work_over_tls(served: Served, folder: Path) -> None:
+    ca = f"--tls-ca={folder / 'ca.pem'}"
+    gateway = f"--address={served.addresses['gateway']}"
+    assert "context" in octavo("models", gateway, ca).stdout
+    said = octavo("generate", gateway, ca, "--prompt=The", "--max-tokens=3", "--temperature=0")
+    assert said.returncode == 0, said
+    assert octavo("health", gateway, ca).returncode == 0
+    assert octavo("health", gateway).returncode == 2
+    inner = f"--address={served.addresses['executor']}"
+    assert octavo("health", inner, ca).returncode == 2
+    pair = [f"--tls-cert={folder / 'executor.pem'}", f"--tls-key={folder / 'executor-key.pem'}"]
+    healthy = octavo("health", inner, ca, *pair)
+    assert healthy.returncode == 0, healthy
+    assert "octavo.v1.ExecutorService: SERVING" in healthy.stdout
+
+
+def only_roles_get_in(served: Served, folder: Path) -> None:
+    def ask(role: str) -> kvmanager_pb2.GetMemoryMapResponse:
+        files = [(folder / name).read_bytes() for name in ("ca.pem", f"{role}-key.pem", f"{role}.pem")]
+        options = [("grpc.ssl_target_name_override", role_name("kvmanager"))]
+        credentials = grpc.ssl_channel_credentials(*files)
+        with grpc.secure_channel(served.addresses["kvmanager"], credentials, options) as channel:
+            stub = kvmanager_pb2_grpc.KVManagerServiceStub(channel)
+            return stub.GetMemoryMap(kvmanager_pb2.GetMemoryMapRequest(), timeout=10)
+
+    assert ask("operator").num_blocks > 0
+    with pytest.raises(grpc.RpcError) as caught:
+        ask("executor")
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_certificates_that_the_launcher_does_not_know_of_are_refused(folder: Path, model: Path) -> None:
+    environment = os.environ | {"OCTAVO_EXECUTOR_TLS_CERT": str(folder / "executor.pem")}
+    command = [*OCTAVO, "serve", f"--model={model}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "OCTAVO_EXECUTOR_TLS_CERT" in done.stderr
+    assert "--tls-dir" in done.stderr
+
+
+def test_a_folder_without_certificates_ends_the_start(tmp_path: Path, model: Path) -> None:
+    done = octavo("serve", f"--model={model}", "--port=0", f"--tls-dir={tmp_path}")
+    assert done.returncode == 2
+    assert "tls_cert: can't read" in done.stderr

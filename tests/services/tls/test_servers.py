@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
@@ -97,22 +98,19 @@ async def test_another_role_is_refused_by_name(certificates: Path, role: str, me
     assert error.details() == f"called as {role}; only kvmanager may"
 
 
-async def test_a_certificate_without_a_role_is_refused(make):
+async def test_a_certificate_without_a_role_is_refused(make, tmp_path, monkeypatch):
     folder = make()
-    without_role(folder)
+    others = tmp_path / "without roles"
+    shutil.copytree(folder, others)
+    monkeypatch.setattr("services.certificates.role_name", lambda role: f"{role}.elsewhere")
+    renew_certificates(others, ["x"], 1, datetime.now(timezone.utc))
     async with (
         serving(executor_at(folder), CALLERS["executor"]) as address,
-        caller(folder, "kvmanager")(address) as channel,
+        caller(others, "kvmanager")(address) as channel,
     ):
         error = await refusal(channel)
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
     assert error.details() == "the caller's certificate names no role"
-
-
-def without_role(folder: Path) -> None:
-    """Replaces the KV manager's certificate by the authority's own, which names none."""
-    for end in (".pem", "-key.pem"):
-        (folder / f"kvmanager{end}").write_bytes((folder / f"ca{end}").read_bytes())
 
 
 async def test_nobody_gets_in_without_a_certificate_of_the_authority(certificates: Path, make):

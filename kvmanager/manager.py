@@ -30,6 +30,7 @@ from kvmanager.limits import Limits
 from kvmanager.memory import Memory
 from kvmanager.pins import LostPin, Pin, Pins
 from kvmanager.policies import make_policy
+from kvmanager.prefix_cache import PrefixCache
 from kvmanager.replica import Replica
 from kvmanager.request import Request, Sequence
 from kvmanager.request_checks import check_num_sequences, check_spec
@@ -473,6 +474,18 @@ class KVManager:
     def num_waiting(self) -> int:
         """Requests that wait, those that were preempted by recomputation among them."""
         return len(self._homeless) + sum(len(replica.scheduler.waiting) for replica in self.replicas.values())
+
+    def has_cached(self, identity: bytes) -> bool:
+        """Whether a block of this identity can be given out, on whatever executor."""
+        return any(identity in cache for cache in self._caches())
+
+    def cached_identities(self) -> set[bytes]:
+        """Of all blocks that can be given out. Linear in blocks."""
+        return set().union(*self._caches())
+
+    def _caches(self) -> list[PrefixCache]:
+        memories = [replica.memory for replica in self.replicas.values()]
+        return [tier.cache for memory in memories for tier in (memory.device, memory.host)]
 
     def check_integrity(self) -> None:
         """Asserts every invariant of queues, tables, pools and prefix caches. Linear in blocks."""

@@ -39,6 +39,14 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def __contains__(self, identity: bytes) -> bool:
+        """Whether a block of this name is given out."""
+        return identity in self._blocks
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The names of all blocks that are given out."""
+        return iter(self._blocks)
+
     def get(self, content: Content) -> Block | None:
         """The block with this content, verified against the tokens: equal names are not proof enough.
 

@@ -10,12 +10,13 @@ import grpc
 from kvmanager.cost_model import Preemption
 from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
-from services.config import KVManagerConfig
+from services.config import EMBEDDED_STATE, KVManagerConfig
 from services.kvmanager.discovery import Discovery
 from services.kvmanager.driver import Driver
 from services.kvmanager.epochs import Epochs
 from services.kvmanager.executors import Executors
 from services.kvmanager.leadership import Candidate
+from services.kvmanager.prefix_publisher import PrefixPublisher
 from services.kvmanager.request_traces import RequestTraces
 from services.rpc.channel import connector
 from services.rpc.status import RpcError
@@ -38,6 +39,7 @@ class Term:
     def __init__(
         self, config: KVManagerConfig, limits: Limits, candidate: Candidate, store: StateStore, tracing: Tracing
     ) -> None:
+        self._shares_state = config.state != EMBEDDED_STATE
         traces = RequestTraces(tracing, time.time() - time.monotonic())
         manager = KVManager(
             limits,
@@ -57,12 +59,16 @@ class Term:
             connector(config, "executor"),
         )
         self._discovery = Discovery(config.executor_addresses(), self.executors, self.driver)
+        self._prefixes = PrefixPublisher(manager, store.prefixes, config.group, lambda: self.driver.backend.model.name)
         self.over = asyncio.Event()
         """Set when whoever watches is to look elsewhere."""
 
     async def run(self) -> None:
         """Leads until cancelled. Whatever unexpected happens is raised here."""
-        await asyncio.gather(self.executors.run(), self._discovery.run(), self._check_integrity(), self._beat())
+        work = [self.executors.run(), self._discovery.run(), self._check_integrity(), self._beat()]
+        if self._shares_state:
+            work.append(self._prefixes.run())
+        await asyncio.gather(*work)
 
     async def hand_over(self) -> None:
         """Brings the steps under way to their end, and sends the gateways elsewhere with what they have."""

@@ -180,8 +180,10 @@ class KVManager:
             spec = replace(spec, max_tokens=1, n=1, best_of=0, beam=None)  # the token that comes with the prompt
         if spec.handle in self._requests:
             raise InvalidRequest("request_id", "a request with this handle is running")
-        if spec.pin is not None and spec.pin.pin_id in self.pins:
-            raise InvalidRequest("pin_id", "a pin with this id exists")
+        if spec.pin is not None and (known := self.pins.get(spec.pin.pin_id)) is not None:
+            if not spec.resubmitted or known.spec.tenant != spec.tenant:
+                raise InvalidRequest("pin_id", "a pin with this id exists")
+            self._let_go(known, now)  # it was computed, but its gateway did not hear of it
         check_spec(spec, self.capacity, self.limits.max_sequences)
         num_waiting = self.num_waiting
         if num_waiting >= self.limits.max_waiting_requests and not (spec.resubmitted or spec.resumed):
@@ -427,6 +429,13 @@ class KVManager:
     def list_pins(self, tenant: str) -> list[Pin]:
         """A tenant's pins that have been computed at least once."""
         return [pin for pin in self.pins if pin.spec.tenant == tenant and pin.expires is not None]
+
+    def restore_pin(self, spec: RequestSpec, expires: float, now: float) -> None:
+        """Takes on a pin of a KV manager that is gone. Its prefix is computed as soon as it fits an executor."""
+        assert spec.pin is not None
+        if spec.pin.pin_id not in self.pins:
+            self.pins.add(replace(spec, max_tokens=1, n=1)).expires = expires
+            self._compute_lost_pins(now)
 
     def _let_go(self, pin: Pin, now: float) -> None:
         computing = self._requests.get(LostPin(pin.pin_id))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from kvmanager.errors import RequestError
 from kvmanager.manager import KVManager
+from kvmanager.spec import RequestSpec
 from kvmanager.step import Outputs
 from octavo.v1 import executor_pb2, inference_pb2, kvmanager_pb2
 from services.kvmanager.codec import (
@@ -127,6 +128,12 @@ class Driver:
         found = self.manager.unpin(tenant, pin_id, time.monotonic())
         self.on_work()
         return found
+
+    def restore_pin(self, spec: RequestSpec, seconds_left: float) -> None:
+        """Takes on a pin of a KV manager that is gone."""
+        now = time.monotonic()
+        self.manager.restore_pin(spec, now + seconds_left, now)
+        self._settle(Outputs())
 
     # Executors
 

@@ -47,13 +47,18 @@ class KVManagerService:
 
     async def start(self) -> None:
         await self._store.start()
-        self._store.on_change(self._server.report_state)
+        self._store.on_change(self._on_state_change)
         self._server.report_state(self._store.available)
         holder = Holder(self._config.address, secrets.token_hex(8))
         self._candidate = Candidate(self._store, self._config.group, holder)
         kvmanager_pb2_grpc.add_KVManagerServiceServicer_to_server(KVManagerServicer(self), self._server.grpc)
         await self._server.set_health(health.STANDBY, False)
         await self._server.start()
+
+    def _on_state_change(self, available: bool) -> None:
+        self._server.report_state(available)
+        if self.term is not None:
+            self.term.state_changed()
 
     async def run(self) -> None:
         await asyncio.gather(self._candidate.run(), self._lead_when_possible())

@@ -144,6 +144,7 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
         if not term.driver.unpin(request.tenant, request.pin_id):
             message = f"pin_id: the tenant has no pin {request.pin_id}"
             await abort(context, RpcError(grpc.StatusCode.NOT_FOUND, message, "NO_SUCH_PIN", "pin_id"))
+        await term.note_pins()
         return kvmanager_pb2.UnpinResponse()
 
     async def ListTenantPins(

@@ -16,6 +16,7 @@ from services.kvmanager.driver import Driver
 from services.kvmanager.epochs import Epochs
 from services.kvmanager.executors import Executors
 from services.kvmanager.leadership import Candidate
+from services.kvmanager.pin_keeper import PinKeeper
 from services.kvmanager.prefix_publisher import PrefixPublisher
 from services.kvmanager.request_traces import RequestTraces
 from services.rpc.channel import connector
@@ -60,6 +61,7 @@ class Term:
         )
         self._discovery = Discovery(config.executor_addresses(), self.executors, self.driver)
         self._prefixes = PrefixPublisher(manager, store.prefixes, config.group, lambda: self.driver.backend.model.name)
+        self._pins = PinKeeper(self.driver, store.pins, config.group)
         self.over = asyncio.Event()
         """Set when whoever watches is to look elsewhere."""
 
@@ -67,12 +69,22 @@ class Term:
         """Leads until cancelled. Whatever unexpected happens is raised here."""
         work = [self.executors.run(), self._discovery.run(), self._check_integrity(), self._beat()]
         if self._shares_state:
-            work.append(self._prefixes.run())
+            work += [self._prefixes.run(), self._pins.run()]
         await asyncio.gather(*work)
+
+    def state_changed(self) -> None:
+        """The state store went away or came back, maybe without what it had."""
+        self._pins.doubt()
+
+    async def note_pins(self) -> None:
+        """Brings the state store up to date, if it is there, without waiting for the next look."""
+        if self._shares_state:
+            await self._pins.keep()
 
     async def hand_over(self) -> None:
         """Brings the steps under way to their end, and sends the gateways elsewhere with what they have."""
         await self.driver.halt()
+        await self.note_pins()
         self.end(DRAINING, complete=True)
 
     async def drain(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from services.config import EMBEDDED_STATE
 from services.state.executor_registry import ExecutorRegistry
 from services.state.leadership import Leadership
 from services.state.limits import SharedLimits
+from services.state.pins import PinStore
 from services.state.prefix_directory import PrefixDirectory
 from services.state.tenants import TenantStore, UsageStore
 from services.state.token_log import TokenLog, TokenLogLimits
@@ -42,6 +43,10 @@ class StateStore(Protocol):
     @property
     def prefixes(self) -> PrefixDirectory:
         """Cached blocks by model and group."""
+
+    @property
+    def pins(self) -> PinStore:
+        """Pins by group."""
 
     @property
     def tenants(self) -> TenantStore:

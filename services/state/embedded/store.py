@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from services.state.embedded.executor_registry import EmbeddedExecutorRegistry
 from services.state.embedded.leadership import EmbeddedLeadership
+from services.state.embedded.pins import EmbeddedPinStore
 from services.state.embedded.prefix_directory import EmbeddedPrefixDirectory
 from services.state.embedded.token_log import EmbeddedTokenLog
 from services.state.tenants import EmbeddedTenants, EmbeddedUsage
@@ -25,6 +26,7 @@ class EmbeddedStore:
         self.executors = EmbeddedExecutorRegistry(clock)
         self.requests = EmbeddedTokenLog(token_log, clock)
         self.prefixes = EmbeddedPrefixDirectory(clock)
+        self.pins = EmbeddedPinStore(clock)
         self.tenants = EmbeddedTenants()
         self.limits = None
         self.usage = EmbeddedUsage(time.time)

@@ -8,6 +8,7 @@ from services.state.redis.connection import RedisConnection
 from services.state.redis.executor_registry import RedisExecutorRegistry
 from services.state.redis.leadership import RedisLeadership
 from services.state.redis.limits import RedisLimits
+from services.state.redis.pins import RedisPinStore
 from services.state.redis.prefix_directory import RedisPrefixDirectory
 from services.state.redis.tenants import RedisTenants
 from services.state.redis.token_log import RedisTokenLog
@@ -24,6 +25,7 @@ class RedisStore:
         self.executors = RedisExecutorRegistry(self._connection)
         self.requests = RedisTokenLog(self._connection, token_log)
         self.prefixes = RedisPrefixDirectory(self._connection)
+        self.pins = RedisPinStore(self._connection)
         self.tenants = RedisTenants(self._connection)
         self.limits = RedisLimits(self._connection)
         self.usage = RedisUsage(self._connection)

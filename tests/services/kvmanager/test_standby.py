@@ -17,6 +17,7 @@ from services.config import KVManagerConfig
 from services.kvmanager.server import SERVICE, KVManagerService
 from services.rpc import health
 from services.rpc.columns import pack_int32
+from services.state.redis.keys import quoted
 from tests.oracle import expected_output
 from tests.ports import free_port
 from tests.services.e2e.processes import NOT_SERVING, SERVING, Processes
@@ -241,3 +242,43 @@ async def test_the_embedded_store_drains_and_refuses_what_is_new(executor: Oracl
         await stopping
     finally:
         await only.close()
+
+
+async def test_pins_and_prefixes_are_there_again_at_the_next_leader(
+    pair: tuple[Member, Member], redis_server: RedisServer
+) -> None:
+    leader, standby = pair
+    state = GroupState(redis_server, leader.config.group)
+    gateway = leader.attach()
+    for pin_id in ("stays", "goes"):
+        order = kvmanager_pb2.PinOrder(pin_id=pin_id, ttl_us=500_000_000)
+        assert (await gateway.generate(PROMPT, tenant="acme", pin=order)).end is not None
+    await leader.stub.Unpin(kvmanager_pb2.UnpinRequest(tenant="acme", pin_id="goes"))
+    await eventually(state.count_prefixes, 2)
+    await leader.stop()
+    await eventually(lambda: standby.ready)
+    request = kvmanager_pb2.ListTenantPinsRequest(tenant="acme")
+
+    async def pins() -> list[tuple[str, int, bool]]:
+        found = (await standby.stub.ListTenantPins(request)).pins
+        assert all(400 < pin.remaining.ToSeconds() < 500 for pin in found)
+        return [(pin.pin_id, pin.pinned_blocks, pin.resident) for pin in found]
+
+    await eventually(pins, [("stays", 2, True)])
+    await eventually(state.count_prefixes, 2)
+    await standby.stub.Unpin(kvmanager_pb2.UnpinRequest(tenant="acme", pin_id="stays"))
+    assert state.stored_pins() == []
+
+
+class GroupState:
+    """What one group has in the shared state."""
+
+    def __init__(self, redis: RedisServer, group: str) -> None:
+        self._redis = redis.client
+        self._group = quoted(group)
+
+    def count_prefixes(self) -> int:
+        return int(self._redis.scard(f"octavo:1:{{oracle}}:blocks:{self._group}"))
+
+    def stored_pins(self) -> list[str]:
+        return list(self._redis.hkeys(f"octavo:1:{{{self._group}}}:pins"))

@@ -17,6 +17,7 @@ import redis
 from gateway.tenants import Tenant
 from services.config import ConfigError
 from services.state.leadership import Holder
+from services.state.pins import StoredPin
 from services.state.redis import connection
 from services.state.store import StateStore, StateUnavailable, open_store
 from services.state.tenants import Usage, UsageBatch
@@ -43,6 +44,7 @@ WRITES: dict[str, Callable[[StateStore], Awaitable[object]]] = {
     "lead": lambda store: store.leadership.lead("new", HOLDER, 30),
     "next_epoch": lambda store: store.leadership.next_epoch("g", HOLDER, 0),
     "register": lambda store: store.executors.register("g", "10.0.0.3:1", "i"),
+    "put": lambda store: store.pins.put("g", StoredPin("p", 60, b"order")),
     "open": lambda store: store.requests.open(LogKey("acme", "2"), "g1", b"x"),
     "open again": lambda store: store.requests.open(KEY, "g2", b"x"),
     "append": lambda store: store.requests.append([LogEntry(KEY, "g1", b"x")]),
@@ -57,6 +59,7 @@ WRITES: dict[str, Callable[[StateStore], Awaitable[object]]] = {
 READS: dict[str, Callable[[StateStore], Awaitable[object]]] = {
     "leader": lambda store: store.leadership.leader("g"),
     "list": lambda store: store.executors.list("g"),
+    "pins": lambda store: store.pins.list("g"),
     "longest": lambda store: store.prefixes.longest("m", [BLOCK]),
     "all tenants": lambda store: store.tenants.all(),
     "usage": lambda store: store.usage.of("acme"),

@@ -46,10 +46,11 @@ def tenant_stores(store: StateStore, path: str | None) -> tuple[TenantStore, Usa
 
 
 class TenantsFile:
-    """Tenants in a file. One that is not there yet has none, until a tenant is added."""
+    """Tenants in a file. One that is not there yet has none, until a tenant is added; one that was there is to stay."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._was_there = False
 
     async def version(self) -> str:
         return await asyncio.to_thread(self._version)
@@ -63,10 +64,11 @@ class TenantsFile:
     def _version(self) -> str:
         try:
             about = self._path.stat()
-        except FileNotFoundError:
-            return "none"
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._was_there:
+                return "none"
             raise StateUnavailable(f"{self._path}: {error.strerror}") from error
+        self._was_there = True
         return f"{about.st_ino} {about.st_mtime_ns} {about.st_size}"
 
     def _read(self) -> list[Tenant]:

@@ -83,6 +83,15 @@ class BlockPool:
             self.note(block)
         return block
 
+    def adopt(self, block: Block, account: Account) -> None:
+        """A free block that has come by content becomes a cached one of the account's."""
+        assert block.reference_count == 0
+        assert block.content is not None
+        self._free.remove(block)
+        block.account = account
+        account.cached.append(block)
+        self.num_cached += 1
+
     def retain(self, block: Block) -> None:
         """Adds a reference; a cached block becomes referenced, and charged to its account."""
         if block.reference_count == 0:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 
 from kvmanager.accounts import Quota
+from kvmanager.adoption import adopt
 from kvmanager.beam_search import BeamSearch
 from kvmanager.capacity import Capacity
 from kvmanager.content import Identify, ScopeMap, block_identity
@@ -39,7 +40,7 @@ from kvmanager.router import Router
 from kvmanager.scheduler import Scheduler
 from kvmanager.sequences import SequenceFactory
 from kvmanager.spec import RequestSpec
-from kvmanager.step import Outputs, Speeds, StepBatch, StepResult
+from kvmanager.step import Outputs, Speeds, StepBatch, StepResult, StoredBlock
 
 MAX_LOSSES = 5
 """So many executors may be lost under a request without a token in between before it is given up, so that a request
@@ -93,8 +94,18 @@ class KVManager:
 
     # Executors come and go
 
-    def attach_executor(self, name: str, capacity: Capacity, now: float, speeds: Speeds | None = None) -> Outputs:
-        """Starts with empty memory on an executor; its first step is 1.
+    def attach_executor(
+        self,
+        name: str,
+        capacity: Capacity,
+        now: float,
+        speeds: Speeds | None = None,
+        stored: Iterable[StoredBlock] = (),
+    ) -> Outputs:
+        """Starts on an executor with nothing in memory but what it says to have there; its first step is 1.
+
+        Args:
+            stored: what its blocks hold, in the order in which it was stored. What is sound of it can be given out.
 
         Returns:
             Ends of sequences and requests that can't fit any more, if this executor is smaller than the one they were
@@ -112,6 +123,7 @@ class KVManager:
         costs = CostModel(self._preemption, capacity.block_size)
         costs.speeds = speeds or Speeds()
         memory = Memory(name, capacity, costs, self.quotas, self.kv_events, self._prefix_caching, self._identify)
+        adopt(memory, stored, self._identify)
         limits = self.limits.within(capacity)
         scheduler = Scheduler(memory, limits, self._policy, self._sequences, self.counters, self._emit)
         self.replicas[name] = Replica(

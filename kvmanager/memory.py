@@ -75,7 +75,7 @@ class Memory:
         self._swapper = Swapper(self.device, self.host, self.copies, costs)
         self.device.before_evict = self._swapper.keep_evicted
         self.lookup = PrefixLookup(self.device, self.host, capacity.block_size, costs, identify)
-        self._prefix_caching = prefix_caching
+        self.prefix_caching = prefix_caching
         self._pinned: list[list[Block]] = []
 
     # Admission
@@ -112,20 +112,20 @@ class Memory:
         swapped = request.state is RequestState.SWAPPED
         if swapped:
             sources = [[self._swapper.where(block) for block in sequence.host_table] for sequence in sequences]
-        elif self._prefix_caching:
+        elif self.prefix_caching:
             sources = [self.lookup.match(sequence) for sequence in sequences]
         else:
             sources = [[] for _ in sequences]
         num_shared = 0 if swapped else len(request.spec.prompt_token_ids) // self.block_size
         partial = match_end = None
-        if self._prefix_caching and not swapped:
+        if self.prefix_caching and not swapped:
             partial = self.lookup.partial(sequences[0], len(sources[0]), self.copies.step)
         charges = self._count_charges(request, sequences, sources, num_shared)
         if swapped:
             charges += self._blocks_to_part(sequences, sources)
         if partial is not None and not self._can_hold(partial.block, charges):
             partial = None
-        if self._prefix_caching and request.num_cached_tokens is None:
+        if self.prefix_caching and request.num_cached_tokens is None:
             match_end = self._match_end(sequences[0], sources[0], partial)
         return Admission(request, sources, partial, num_shared, charges, match_end)
 
@@ -258,7 +258,7 @@ class Memory:
         Returns how many. The executor has to hear of the sequence anew: it is further than it knows.
         """
         num_blocks = 0
-        while self._prefix_caching and (block := self.lookup.next_block(sequence)) is not None:
+        while self.prefix_caching and (block := self.lookup.next_block(sequence)) is not None:
             index = sequence.num_computed // self.block_size
             own = sequence.table[index]
             if own is block or own.reference_count > 1:
@@ -354,7 +354,7 @@ class Memory:
         """
         num_full = min(sequence.num_computed, len(sequence.token_ids)) // self.block_size
         first, contents, table = sequence.num_registered, sequence.contents, sequence.table
-        if num_full <= first or not self._prefix_caching:
+        if num_full <= first or not self.prefix_caching:
             return
         if len(contents) < num_full:
             self.lookup.extend_contents(sequence, num_full)
@@ -406,7 +406,7 @@ class Memory:
     def next_check(self, sequence: Sequence) -> int:
         """The number of tokens at which the sequence's next block is full, or it is over."""
         longest = sequence.request.max_length
-        if not self._prefix_caching:
+        if not self.prefix_caching:
             return longest
         full, length = (sequence.num_registered + 1) * self.block_size, len(sequence.token_ids)
         if full <= length:

@@ -31,9 +31,9 @@ class UntoldContents:
         else:
             self._removed.append((_tier(block), block.block_id))
 
-    def disowned(self, tier: Tier, block_id: int) -> None:
+    def disowned(self, block: Block) -> None:
         """Whatever the executor said that the block holds, nobody will ask for it."""
-        self._removed.append((tier, block_id))
+        self._removed.append((_tier(block), block.block_id))
 
     def hand_over(self, batch: StepBatch) -> None:
         """Moves all of it into the batch."""

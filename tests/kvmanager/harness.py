@@ -95,6 +95,13 @@ class Harness:
             own_names=self._identify is not block_identity,
         )
 
+    def attach_again(self, name: str = FIRST, capacity: Capacity | None = None) -> None:
+        """The connection is new, the executor is not: its blocks hold what they held."""
+        stored = self.oracles[name].describe_blocks()
+        self.take(self.manager.attach_executor(name, capacity or self.capacity, self.now, self.speeds, stored))
+        self.manager.check_integrity()
+        self.oracles[name].record.check_complete(self.manager.replicas[name].memory)
+
     def detach(self, name: str = FIRST) -> None:
         self.take(self.manager.detach_executor(name, self.now))
         del self.oracles[name]
@@ -109,11 +116,18 @@ class Harness:
 
     # The KV manager itself
 
-    def lose_manager(self) -> None:
-        """The KV manager crashes. A new one takes the executors over, and gateways send what they have."""
+    def lose_manager(self, warm: bool = True) -> None:
+        """The KV manager crashes. A new one takes the executors over, and gateways send what they have.
+
+        Args:
+            warm: the executors have what their blocks hold; otherwise they are new ones, too.
+        """
         self.manager = self._new_manager()
         for name in list(self.oracles):
-            self.attach(name)
+            if warm:
+                self.attach_again(name)
+            else:
+                self.attach(name)
         for handle in self.specs:
             if handle not in self.usage and handle not in self.errors:
                 self.resubmit(handle)

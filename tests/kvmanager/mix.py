@@ -8,9 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-
-import pytest
 
 from kvmanager.accounts import Quota
 from kvmanager.capacity import Capacity
@@ -18,14 +17,13 @@ from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, P
 from kvmanager.events import Event
 from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
-from kvmanager.replica import Replica
 from kvmanager.request import FinishReason
-from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, Scope
+from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, ResumedSequence, Scope
 from kvmanager.step import Outputs, RequestEnd, StepBatch
-from kvmanager.views import BlockView, MemoryWatch, block_views
-from tests.kvmanager.kv_mirror import KVMirror
+from tests.kvmanager.mix_checks import check_invariants, check_ranked, check_tables
 from tests.kvmanager.mix_inputs import TENANTS, Burst, Order, Setting
-from tests.oracle import VOCAB_SIZE, Oracle, expected_beams, expected_best_of, expected_output
+from tests.kvmanager.observer import Observer
+from tests.oracle import VOCAB_SIZE, Oracle, expected_output
 
 MAX_MODEL_LEN = 60
 MAX_WAITING_REQUESTS = 12
@@ -58,7 +56,8 @@ class Mix:
             setting.num_blocks, setting.block_size, MAX_MODEL_LEN, num_host_blocks=setting.num_host_blocks
         )
         self.limits = Limits(setting.max_batched_tokens, setting.max_sequences, MAX_WAITING_REQUESTS)
-        self.manager = KVManager(
+        self._new_manager = partial(
+            KVManager,
             self.limits,
             policy=setting.policy,
             preemption=setting.preemption,
@@ -66,6 +65,11 @@ class Mix:
             prefix_caching=setting.prefix_caching,
             on_event=on_event,
         )
+        self.manager = self._new_manager()
+        self.resubmitted: set[int] = set()
+        """Requests that the last KV manager to crash had accepted."""
+        self.num_adopted = 0
+        """Blocks that were cached on executors when a KV manager took them over."""
         self.oracles: dict[str, Oracle] = {}
         self.specs: dict[int, RequestSpec] = {}
         self._speeds = setting.speeds
@@ -79,9 +83,8 @@ class Mix:
         self._executors_changed = False
         self._prompts: list[list[int]] = []
         self._handles = 0
-        self._watch = MemoryWatch(self.manager) if setting.watched else None
-        self._mirror = KVMirror(self.manager) if setting.watched else None
-        self._map: dict[str, dict[object, BlockView]] = {}
+        self._watched = setting.watched
+        self._observer = Observer(self.manager) if setting.watched else None
         for index in range(setting.num_executors):
             self._attach(f"executor-{index}", self.capacity)
 
@@ -258,7 +261,7 @@ class Mix:
         # What waits for a draining executor goes elsewhere, which may be smaller.
         self._take(self.manager.apply(name, result, self.now), executors_changed=replica.draining)
         if not oracle.pending:
-            self._check_tables(oracle, replica)
+            check_tables(oracle, replica)
             oracle.record.check_complete(replica.memory)
 
     def executors_stall(self, num_runs: int) -> None:
@@ -293,14 +296,75 @@ class Mix:
             if replica.draining and replica.idle:
                 self._detach(name)
 
+    def connection_breaks(self, pause: bool) -> None:
+        """The KV manager has to attach to an executor anew, which has lost nothing but its sequences."""
+        if not self.oracles:
+            return
+        name = self.rng.choice(sorted(self.oracles))
+        oracle = self.oracles[name]
+        if pause:
+            self._detach(name)
+            self.run_pipelined(1)
+        self._attach_again(name, oracle)
+
     def _attach(self, name: str, capacity: Capacity) -> None:
         outputs = self.manager.attach_executor(name, capacity, self.now, self._speeds)
         self.oracles[name] = Oracle(capacity.num_blocks, capacity.block_size, self.rng, capacity.num_host_blocks)
         self._take(outputs, executors_changed=True)
 
+    def _attach_again(self, name: str, oracle: Oracle) -> None:
+        stored = oracle.describe_blocks()
+        capacity = replace(self.capacity, num_blocks=oracle.num_blocks, num_host_blocks=oracle.num_host_blocks)
+        outputs = self.manager.attach_executor(name, capacity, self.now, self._speeds, stored)
+        self.oracles[name] = oracle
+        memory = self.manager.replicas[name].memory
+        oracle.record.check_complete(memory)
+        self.num_adopted += len(memory.device.cache) + len(memory.host.cache)
+        self._take(outputs, executors_changed=True)
+
     def _detach(self, name: str) -> None:
         del self.oracles[name]
         self._take(self.manager.detach_executor(name, self.now), executors_changed=True)
+
+    # The KV manager itself
+
+    def manager_crashes(self) -> None:
+        """A new KV manager takes the executors over, and gateways submit their requests again, with what they have."""
+        if not self.oracles:
+            return
+        nobody_could = set(self.manager._homeless)
+        self.manager = self._new_manager()
+        self._observer = Observer(self.manager) if self._watched else None
+        self._executors_changed = True
+        specs, self.specs = self.specs, {}
+        for name, oracle in self.oracles.items():
+            self._attach_again(name, oracle)
+        self.resubmitted = set(specs)
+        for handle in sorted(self.rng.sample(sorted(specs), len(specs)), key=lambda each: specs[each].pin is not None):
+            self.specs[handle] = specs[handle]
+            self._resubmit(specs[handle], may_fail=handle in nobody_could or specs[handle].pin is not None)
+        self.check()
+
+    def _resubmit(self, spec: RequestSpec, may_fail: bool) -> None:
+        handle = spec.handle
+        received = [self._received[handle, index] for index in range(spec.n)]
+        assert all(received) or not any(received)
+        resumed = ()
+        if any(received):
+            ended = [FinishReason.STOP if (handle, index) in self._reasons else None for index in range(spec.n)]
+            resumed = tuple(map(ResumedSequence, map(list, received), ended))
+        try:
+            outputs = self.manager.submit(replace(spec, resubmitted=True, resumed=resumed), self.now)
+        except (InvalidRequest, PinRefused):
+            assert may_fail, "it was accepted before"
+            self._forget(handle)
+            return
+        if handle in self.manager._requests:
+            room = self._room(spec)
+            if room < self._max_tokens[handle]:
+                self._shortened.add(handle)
+            self._max_tokens[handle] = room
+        self._take(outputs, executors_changed=True)
 
     # What gateways hear
 
@@ -374,7 +438,7 @@ class Mix:
         elif not complete:
             assert not any(received), "ranked sequences come at the end"
         elif not was_shortened:  # what was already longer was ended as it was
-            _check_ranked(spec, max_tokens, received, scores)
+            check_ranked(spec, max_tokens, received, scores)
 
     def _check_sequence(
         self, spec: RequestSpec, index: int, max_tokens: int, received: list[int], reason: FinishReason | None
@@ -394,45 +458,9 @@ class Mix:
     # What must hold at any time
 
     def check(self) -> None:
-        self.manager.check_integrity()
-        for replica in self.manager.replicas.values():
-            accounts = replica.memory.pool.accounts
-            for account in accounts:
-                limit = account.quota.max_blocks
-                assert not limit or account.num_charged <= limit, f"{account.owner} is above its limit"
-            assert replica.memory.pool.num_available >= accounts.kept_for_owners({}), "a reservation is not kept"
-            for request in replica.scheduler.running.values():
-                num_shared = len(request.spec.prompt_token_ids) // self.capacity.block_size
-                tables = [sequence.table[:num_shared] for sequence in request.unfinished()]
-                assert all(table == tables[0] for table in tables), "siblings have parted in their prompt"
-        counters = self.manager.counters
-        assert counters.cached_prompt_tokens <= counters.prompt_tokens
-        if self._mirror is not None:
-            self._mirror.check()
-            self._check_map()
-
-    def _check_map(self) -> None:
-        """A map made of nothing but the changes is the real one."""
-        assert self._watch is not None
-        for change in self._watch.changes():
-            if change.removed:
-                del self._map[change.executor]
-                continue
-            if change.snapshot:
-                self._map[change.executor] = {}
-            blocks = self._map[change.executor]
-            blocks.update({(block.tier, block.block_id): block for block in change.blocks})
-        assert self._map.keys() == self.manager.replicas.keys()
-        for name, replica in self.manager.replicas.items():
-            assert list(self._map[name].values()) == block_views(replica)
-
-    def _check_tables(self, oracle: Oracle, replica: Replica) -> None:
-        """With no step under way, the executor's block tables are ours, and it knows nobody whom we have forgotten."""
-        sequences = replica.scheduler.sequences
-        for sequence_id, known in oracle.sequences.items():
-            sequence = sequences.get(sequence_id)
-            if sequence is not None and sequence.resident and sequence.request.state.value == "running":
-                assert known.table == [block.block_id for block in sequence.table]
+        check_invariants(self.manager)
+        if self._observer is not None:
+            self._observer.check()
 
     # The end
 
@@ -456,17 +484,5 @@ class Mix:
             assert memory.device.pool.num_referenced == 0, "blocks are missing at the end"
             assert memory.host.pool.num_referenced == 0, "host blocks are missing at the end"
         self.check()
-        if self._watch is not None:
-            self._watch.close()
-            assert not any(replica.memory.pool.journals for replica in self.manager.replicas.values())
-
-
-def _check_ranked(spec: RequestSpec, max_tokens: int, received: list[list[int]], scores: list[float | None]) -> None:
-    prompt, stop = spec.prompt_token_ids, spec.stop_token_ids
-    wanted: list
-    if spec.beam is not None:
-        wanted = expected_beams(prompt, spec.sampling, spec.beam, max_tokens, stop, spec.n)
-    else:
-        wanted = expected_best_of(prompt, spec.sampling, spec.n, spec.best_of, max_tokens, stop, spec.min_tokens)
-    assert received == [each.token_ids for each in wanted]
-    assert scores == pytest.approx([each.score for each in wanted])
+        if self._observer is not None:
+            self._observer.close()

@@ -15,7 +15,6 @@ import pytest
 
 from kvmanager.cost_model import Preemption
 from kvmanager.events import Event, EventKind
-from kvmanager.manager import KVManager
 from kvmanager.policies import POLICIES
 from kvmanager.spec import RequestSpec
 from kvmanager.step import NewSequence, StepBatch
@@ -39,6 +38,8 @@ WEIGHTS = {
     "unpin": 0.5,
     "leave": 1,
     "restart": 0.5,
+    "break": 0.7,
+    "crash": 0.7,
     "join": 0.3,
     "drain": 0.5,
 }
@@ -68,7 +69,11 @@ EXPECTED = {
     "waited: blocks": 1000,
     "waited: tenant_limit": 15,
     "went on elsewhere": 50,
+    "adopted blocks": 5000,
+    "went on with adopted blocks": 350,
     "happened: restart": 100,
+    "happened: break": 100,
+    "happened: crash": 100,
     "happened: join": 60,
     "happened: drain": 100,
 }
@@ -80,7 +85,7 @@ class Seen:
 
     def __init__(self, counts: Counter[str]) -> None:
         self.counts = counts
-        self.manager: KVManager | None = None
+        self.mix: Mix | None = None
         self._table_lengths: dict[int, int] = {}
         self._homes: dict[object, str] = {}
 
@@ -109,8 +114,8 @@ class Seen:
 
     def _shares_with_step(self, name: str, batch: StepBatch, new: NewSequence) -> bool:
         """It starts from blocks that other rows of its first step fill."""
-        assert self.manager is not None
-        memory = self.manager.replicas[name].memory
+        assert self.mix is not None
+        memory = self.mix.manager.replicas[name].memory
         fetched = {destination for _, destination in batch.swaps_in}
         computed = set(new.block_table[: new.num_computed // memory.block_size]) - fetched
         return any(memory.pool.blocks[block_id].written_step == batch.step for block_id in computed)
@@ -125,6 +130,25 @@ class Seen:
         elif event.kind is EventKind.ADMITTED:
             home = self._homes.setdefault(event.handle, event.executor)
             self.counts["went on elsewhere"] += home != event.executor
+            self._went_on(event)
+
+    def _went_on(self, event: Event) -> None:
+        assert self.mix is not None
+        if event.handle in self.mix.resubmitted:
+            self.mix.resubmitted.remove(event.handle)
+            self.counts["went on with adopted blocks"] += event.value > 0
+
+    def crash(self) -> None:
+        """The next KV manager counts from the start."""
+        self.take_counters()
+        self._table_lengths.clear()
+
+    def take_counters(self) -> None:
+        """A KV manager has done its work."""
+        assert self.mix is not None
+        counters = self.mix.manager.counters
+        self.counts["host hits"] += counters.host_cached_prompt_tokens
+        self.counts["hits"] += counters.cached_prompt_tokens
 
     def end(self, spec: RequestSpec) -> None:
         self.counts["answered: " + _method(spec)] += 1
@@ -143,14 +167,16 @@ def live(seed: int, counts: Counter[str], num_events: int = EVENTS_PER_MIX) -> N
     rng = random.Random(seed)
     seen = Seen(counts)
     mix = Mix(some_setting(rng), seen.batch, seen.event, seen.end)
-    seen.manager = mix.manager
+    seen.mix = mix
     for kind in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=num_events):
         counts["happened: " + kind] += 1
+        if kind == "crash":
+            seen.crash()
         happens(kind, mix, rng)
     mix.finish()
+    seen.take_counters()
     counts["mixes"] += 1
-    counts["host hits"] += mix.manager.counters.host_cached_prompt_tokens
-    counts["hits"] += mix.manager.counters.cached_prompt_tokens
+    counts["adopted blocks"] += mix.num_adopted
 
 
 def happens(kind: str, mix: Mix, rng: random.Random) -> None:
@@ -182,6 +208,10 @@ def happens(kind: str, mix: Mix, rng: random.Random) -> None:
         mix.drained_executors_leave()
     elif kind == "restart":
         mix.executor_restarts(smaller=rng.random() < 0.2, pause=rng.random() < 0.5)
+    elif kind == "break":
+        mix.connection_breaks(pause=rng.random() < 0.5)
+    elif kind == "crash":
+        mix.manager_crashes()
     elif kind == "join":
         mix.executor_joins()
     elif kind == "drain":

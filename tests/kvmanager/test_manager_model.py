@@ -127,6 +127,14 @@ class KVManagerMachine(RuleBasedStateMachine):
     def executor_restarts(self, smaller, pause):
         self.mix.executor_restarts(smaller, pause)
 
+    @rule(pause=st.booleans())
+    def connection_breaks(self, pause):
+        self.mix.connection_breaks(pause)
+
+    @rule()
+    def manager_crashes(self):
+        self.mix.manager_crashes()
+
     @rule()
     def executor_joins(self):
         self.mix.executor_joins()

@@ -119,7 +119,7 @@ def test_a_smaller_pool_ends_what_is_too_long_for_it_already():
     run_for(h, 20)
     num_tokens = len(h.output["a", 0])
     h.capacity = replace(h.capacity, num_blocks=5)
-    h.lose_manager()
+    h.lose_manager(warm=False)
     assert h.reasons["a", 0] is FinishReason.LENGTH
     assert h.usage["a"].completion_tokens == num_tokens
 

@@ -105,3 +105,8 @@ class PreparedRequest:
     def ranked_by_backend(self) -> bool:
         """Whether the sequences arrive whole, best first, each with a score."""
         return self.best_of > 0 or self.beam is not None
+
+    @property
+    def sequences_per_kept(self) -> float:
+        """Sequences that are computed for each one that the client gets."""
+        return max(self.n, self.best_of, self.beam.width if self.beam else 0) / self.kept

@@ -2,9 +2,10 @@
 
 The rule. What a tenant uses fills a bucket that holds a minute's worth and drains evenly, in a minute. A request is let
 in if what it brings fits: one request in one bucket, the tokens of its prompt in another. So a tenant that was idle may
-use a minute's worth at once, and from then on as much as drains. Tokens that are generated are added as they come. They
-may fill the bucket beyond its brim, and then new requests wait for longer; a request that was let in is never ended for
-it. A prompt that is longer than a whole minute's worth is never let in.
+use a minute's worth at once, and from then on as much as drains. Tokens that are generated are added as they come,
+those of sequences too that are computed only to choose the best ones. They may fill the bucket beyond its brim, and
+then new requests wait for longer; a request that was let in is never ended for it. A prompt that is longer than a whole
+minute's worth is never let in.
 
 A bucket is one number, the time at which it will be empty (the generic cell rate algorithm, ITU-T I.371): to add an
 amount moves that time on by as long as the amount takes to drain. So a limit that changes changes nothing of what a
@@ -38,11 +39,18 @@ class LimitExceeded(Exception):
     """
 
     def __init__(self, limit: str, value: int, retry_after: float | None) -> None:
-        why = "is used up" if retry_after is not None else "is less than the prompt alone"
-        super().__init__(f"the tenant's limit {limit}, {value}, {why}")
+        super().__init__((_USED_UP if retry_after is not None else _NEVER)[limit].format(value))
         self.limit = limit
         self.value = value
         self.retry_after = retry_after
+
+
+_USED_UP = {
+    REQUESTS_PER_MINUTE: "requests_per_minute: the tenant has used up its {} requests a minute",
+    TOKENS_PER_MINUTE: "tokens_per_minute: the tenant has used up its {} tokens a minute",
+    MAX_CONCURRENT: "max_concurrent: the tenant has {} requests under way, as many as it may have at a time",
+}
+_NEVER = {TOKENS_PER_MINUTE: "tokens_per_minute: the prompt alone has more than the tenant's {} tokens a minute"}
 
 
 class TenantRates:

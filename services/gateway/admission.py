@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from contextlib import suppress
 
 import grpc
 
+from gateway.prepared import PreparedRequest
 from gateway.rate_limits import LimitExceeded
 from gateway.scope import Identity
 from gateway.tenants import Directory
@@ -44,6 +46,7 @@ class Visit:
         self._continued = continued
         self._lease = secrets.token_hex(8)
         self._counted = common_pb2.Usage()
+        self._sequences_per_kept = 1.0
 
     def __enter__(self) -> Visit:
         if self._continued:
@@ -61,12 +64,14 @@ class Visit:
         if isinstance(error, RpcError) and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             self._count_refusal()
 
-    async def begin(self, prompt_tokens: int) -> None:
-        """Lets the request in, now that its prompt's length is known.
+    async def begin(self, request: PreparedRequest) -> None:
+        """Lets the request in, now that it is known how long its prompt is.
 
         Raises:
             RpcError: RESOURCE_EXHAUSTED: it would exceed a limit of its tenant.
         """
+        prompt_tokens = len(request.prompt_token_ids)
+        self._sequences_per_kept = request.sequences_per_kept
         try:
             await self._limits.begin(self.identity.tenant, prompt_tokens, self._lease)
         except LimitExceeded as error:
@@ -76,14 +81,17 @@ class Visit:
         usage.prompt_tokens += prompt_tokens
 
     def count(self, used: common_pb2.Usage) -> None:
-        """What the request has used up to now, prompt aside. May be told as often as one likes."""
+        """What the request has used up to now, prompt aside. May be told as often as one likes.
+
+        Towards limits, those sequences count too that are computed only to choose the best.
+        """
         generated = used.completion_tokens - self._counted.completion_tokens
         usage = self._usage.of(self.identity)
         usage.generated_tokens += generated
         usage.cached_tokens += used.cached_tokens - self._counted.cached_tokens
         self._counted.CopyFrom(used)
         if generated:
-            self._limits.generated(self.identity.tenant, generated)
+            self._limits.generated(self.identity.tenant, math.ceil(generated * self._sequences_per_kept))
 
     def _count_refusal(self) -> None:
         self._usage.of(self.identity).refused += 1

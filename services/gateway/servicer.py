@@ -118,7 +118,7 @@ class GenerationServicer:
             raise RpcError(grpc.StatusCode.ALREADY_EXISTS, message, "REQUEST_EXISTS", "request_id")
         self._running.add(key)
         try:
-            await visit.begin(len(request.prompt_token_ids))
+            await visit.begin(request)
             await self._answer(request, span, context, visit)
         finally:
             self._running.discard(key)
@@ -144,7 +144,7 @@ class GenerationServicer:
             prepared = await self._in_core(
                 data, lambda limits: self._gateway.prepare_pin(decode_pin_request(message), limits, visit.identity)
             )
-            await visit.begin(len(prepared.prompt_token_ids))
+            await visit.begin(prepared)
             response = await self._pinning.pin(_within_deadline(prepared, context), span.context)
             visit.count(response.usage)
             span.end(_usage_attributes(response.usage))

@@ -54,7 +54,7 @@ def test_what_is_generated_makes_others_wait() -> None:
 
 
 def test_a_prompt_that_never_fits_is_told_so() -> None:
-    with pytest.raises(LimitExceeded, match="tokens_per_minute, 60, is less than the prompt alone") as refused:
+    with pytest.raises(LimitExceeded, match="prompt alone has more than the tenant's 60 tokens") as refused:
         TenantRates().check(Tenant("acme", tokens_per_minute=60), 61, START)
     assert refused.value.retry_after is None
     TenantRates().check(Tenant("acme", tokens_per_minute=60), 60, START)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
+from typing import Any
 
 import grpc
 import pytest
+import tokenizers
+from tokenizers import models
 
+from gateway.gateway import Gateway
+from gateway.prepared import ModelLimits, PreparedRequest
 from gateway.rate_limits import LimitExceeded
+from gateway.request import GenerationRequest, SamplingParams, TokenPrompt
 from gateway.scope import Identity
 from gateway.tenants import Directory, Tenant
+from gateway.tokenizer import Tokenizer
 from octavo.v1 import common_pb2
 from services.gateway import limit_keeper
 from services.gateway.admission import Admission
@@ -19,8 +27,16 @@ from services.state.limits import TenantNews
 from services.state.store import StateUnavailable
 from services.state.tenants import EmbeddedUsage, Usage, UsageBatch
 
+TOKENIZER = Tokenizer(tokenizers.Tokenizer(models.BPE({"a": 0}, [])))
 ACME = Identity("acme", "search")
 BETA = Identity("beta", "chat")
+
+
+def prepared(prompt_tokens: int, **sampling: Any) -> PreparedRequest:
+    """A request as the core hands it on."""
+    gateway = Gateway(TOKENIZER, "m", now=datetime.now)
+    request = GenerationRequest(TokenPrompt([0] * prompt_tokens), SamplingParams(**sampling))
+    return gateway.prepare(request, ModelLimits(1000, 1, 16), ACME)
 
 
 class Clock:
@@ -68,7 +84,7 @@ class Bench:
         fails: Exception | None = None,
     ) -> None:
         with self.admission.visit(identity) as visit:
-            await visit.begin(prompt_tokens)
+            await visit.begin(prepared(prompt_tokens))
             for count in range(1, generated + 1):
                 visit.count(common_pb2.Usage(completion_tokens=count, cached_tokens=prompt_tokens // 2))
             if fails is not None:
@@ -114,10 +130,20 @@ async def test_tokens_a_minute_are_those_of_the_prompt_and_of_the_answer() -> No
     assert await bench.used("acme") == {"search": expected}
 
 
+@pytest.mark.parametrize("sampling", [{"best_of": 8, "n": 2}, {"beam_width": 8, "n": 2}])
+async def test_sequences_that_are_computed_to_choose_the_best_count_towards_limits(sampling: dict[str, int]) -> None:
+    bench = Bench(tokens_per_minute=60)
+    with bench.admission.visit(ACME) as visit:
+        await visit.begin(prepared(20, **sampling))
+        visit.count(common_pb2.Usage(completion_tokens=20))
+    assert (await bench.refused()).retry_after == pytest.approx(20 + 4 * 20 + 1 - 60)
+    assert (await bench.used("acme"))["search"].generated_tokens == 20
+
+
 async def test_requests_at_the_same_time_and_their_end_however_it_comes() -> None:
     bench = Bench(max_concurrent=1)
     with bench.admission.visit(ACME) as running:
-        await running.begin(1)
+        await running.begin(prepared(1))
         assert (await bench.refused()).quota == ExceededQuota("tenant:acme", "max_concurrent", 1)
         await bench.ask(BETA)
     await bench.ask()
@@ -210,8 +236,8 @@ async def test_the_store_hears_of_what_is_generated_of_those_that_run_and_of_the
     bench = Bench(shared, tokens_per_minute=100, max_concurrent=5)
     keeper = bench.admission._limits
     with bench.admission.visit(ACME) as visit, bench.admission.visit(BETA) as other:
-        await visit.begin(1)
-        await other.begin(1)
+        await visit.begin(prepared(1))
+        await other.begin(prepared(1))
         visit.count(common_pb2.Usage(completion_tokens=4))
         (asked,) = shared.asked
         await keeper.tell(renew=False)

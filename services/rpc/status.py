@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 from google.protobuf.any_pb2 import Any
@@ -14,6 +14,9 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from google.rpc.status_pb2 import Status
 
 DOMAIN = "octavo"
+
+MESSAGE_BYTES = 1000
+"""Of the longest message. It may quote what a request says, travels three times, and a client takes 8 KiB of trailers."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 """grpc.StatusCode by number."""
@@ -58,6 +61,7 @@ class RpcError(Exception):
 
 async def abort(context: grpc.aio.ServicerContext[Message, Message], error: RpcError) -> None:
     """Ends the call with the error's status and details. Raises, as grpc's own abort does."""
+    error = replace(error, message=_shortened(error.message))
     status = Status(code=error.code.value[0], message=error.message)
     status.details.extend(_packed(_details(error)))
     details = (("grpc-status-details-bin", status.SerializeToString()),)
@@ -66,6 +70,14 @@ async def abort(context: grpc.aio.ServicerContext[Message, Message], error: RpcE
     except grpc.aio.InternalError as failure:
         # The call ended at this very moment: its client left, or its own deadline came. There is nobody to tell.
         raise asyncio.CancelledError from failure
+
+
+def _shortened(message: str) -> str:
+    data = message.encode("utf-8", "replace")
+    if len(data) <= MESSAGE_BYTES:
+        return message
+    half = MESSAGE_BYTES // 2
+    return f"{data[:half].decode('utf-8', 'ignore')} ... {data[-half:].decode('utf-8', 'ignore')}"
 
 
 def _details(error: RpcError) -> list[Message]:

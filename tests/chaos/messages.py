@@ -56,7 +56,7 @@ class Messages:
     def make(self, descriptor: Descriptor) -> bytes:
         """One message on the wire."""
         message = self._message(descriptor, nasty=_NASTY if self._rng.random() < 0.5 else 0.0, depth=0)
-        for _ in range(self._rng.choice((0, 0, 1, 1, 2, 4))):
+        for _ in range(self._rng.choice((0, 0, 0, 1, 1, 3))):
             self._mutate(message)
         data = message.SerializeToString()
         return self._spoil(data) if self._rng.random() < 0.25 else data

@@ -17,6 +17,7 @@ from services.kvmanager.codec import (
     decode_capacity,
     decode_result,
     decode_speeds,
+    decode_stored_blocks,
     decode_submission,
     encode_batch,
     encode_error,
@@ -168,17 +169,24 @@ class Driver:
         self._descriptions[address] = description
         self._epochs[address] = epoch
         outputs = self.manager.attach_executor(
-            address, decode_capacity(description), time.monotonic(), decode_speeds(description.speeds)
+            address,
+            decode_capacity(description),
+            time.monotonic(),
+            decode_speeds(description.speeds),
+            decode_stored_blocks(stored),
         )
         _keep_from_collector()
         self._update_backend()
         self._settle(outputs)
-        self._log_attached(address, description, epoch)
+        self._log_attached(address, description, epoch, len(stored))
 
-    def _log_attached(self, address: str, description: executor_pb2.DescribeResponse, epoch: int) -> None:
+    def _log_attached(
+        self, address: str, description: executor_pb2.DescribeResponse, epoch: int, num_stored: int
+    ) -> None:
         model = description.model
         extra = {"address": address, "model": model.name, "blocks": model.num_blocks, "epoch": epoch}
-        log.info("executor attached", extra={**extra, "host_blocks": description.num_host_blocks})
+        extra |= {"host_blocks": description.num_host_blocks, "stored_blocks": num_stored}
+        log.info("executor attached", extra=extra)
         asked, limits = self.manager.limits, self.manager.replicas[address].scheduler.limits
         for name in ("max_batched_tokens", "max_sequences"):
             if getattr(limits, name) < getattr(asked, name):

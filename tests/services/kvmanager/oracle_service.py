@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from kvmanager.kv_events import Tier
 from kvmanager.step import NewSequence, StepBatch, StepResult
-from octavo.v1 import executor_pb2, executor_pb2_grpc, inference_pb2
+from octavo.v1 import common_pb2, executor_pb2, executor_pb2_grpc, inference_pb2
+from services.kvmanager.codec import decode_stored_blocks, encode_batch
 from services.rpc.columns import (
     pack_float32,
     pack_int32,
@@ -27,6 +29,9 @@ BLOCK_SIZE = 4
 MODEL = inference_pb2.Model(
     name="oracle", max_model_len=400, vocab_size=VOCAB_SIZE, block_size=BLOCK_SIZE, num_blocks=100
 )
+
+
+_TIERS = {common_pb2.TIER_DEVICE: Tier.DEVICE, common_pb2.TIER_HOST: Tier.HOST}
 
 
 class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
@@ -92,8 +97,8 @@ class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {request.epoch} is not above {self.epoch}")
         await self._may_run.wait()
         self.epoch = request.epoch
-        self._oracle.lose()
-        yield executor_pb2.DescribeBlocksResponse()
+        stored = encode_batch(StepBatch(0, stored_blocks=self._oracle.describe_blocks()), 0, ()).batch.stored_blocks
+        yield executor_pb2.DescribeBlocksResponse(blocks=stored)
 
     async def Execute(
         self, requests: AsyncIterator[executor_pb2.ExecuteRequest], context: grpc.aio.ServicerContext
@@ -123,6 +128,7 @@ class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
 def _decode(message: executor_pb2.StepBatch) -> StepBatch:
     return StepBatch(
         message.step,
+        removed_blocks=[(_TIERS[tier], block) for tier, block in unpack_tuples(message.removed_blocks, 2)],
         forget=unpack_int64(message.forget),
         branches=unpack_int64_tuples(message.branches, 2),
         chosen_tokens=unpack_int64_tuples(message.chosen_tokens, 2),
@@ -147,6 +153,7 @@ def _decode(message: executor_pb2.StepBatch) -> StepBatch:
         row_sequence_ids=unpack_int64(message.row_sequence_ids),
         row_num_tokens=unpack_int32(message.row_num_tokens),
         forks={fork.parent_sequence_id: unpack_int64(fork.child_sequence_ids) for fork in message.forks},
+        stored_blocks=decode_stored_blocks(message.stored_blocks),
     )
 
 

@@ -152,9 +152,10 @@ async def test_no_request_is_lost_to_a_step_without_memory(
             assert reply.sequences[index] == expected_output(prompt_of(i), i, index, 30, NO_STOP)
     assert executor.num_exhausted == 0
     away = [record for record in caplog.records if record.getMessage() == "executor away"]
-    assert [record.reason for record in away if record.levelno >= logging.WARNING] == [
-        "RESOURCE_EXHAUSTED: no memory to compute the step"
-    ], "it is said once"
+    said = [record.reason for record in away if record.levelno >= logging.WARNING]
+    # Where a write fails at the very moment when the status comes, gRPC makes one of its own (`set_internal_error`).
+    said = [reason for reason in said if reason != "INTERNAL: Internal error from Core"]
+    assert said == ["RESOURCE_EXHAUSTED: no memory to compute the step"], "it is said once"
     await rig.when_idle()
 
 

@@ -45,7 +45,8 @@ class Visit:
         self._usage = usage
         self._continued = continued
         self._lease = secrets.token_hex(8)
-        self._counted = common_pb2.Usage()
+        self._generated_tokens = 0
+        self._cached_tokens = 0
         self._sequences_per_kept = 1.0
 
     def __enter__(self) -> Visit:
@@ -85,11 +86,13 @@ class Visit:
 
         Towards limits, those sequences count too that are computed only to choose the best.
         """
-        generated = used.completion_tokens - self._counted.completion_tokens
+        generated = used.completion_tokens - self._generated_tokens
+        cached = used.cached_tokens - self._cached_tokens
+        self._generated_tokens += generated
+        self._cached_tokens += cached
         usage = self._usage.of(self.identity)
         usage.generated_tokens += generated
-        usage.cached_tokens += used.cached_tokens - self._counted.cached_tokens
-        self._counted.CopyFrom(used)
+        usage.cached_tokens += cached
         if generated:
             self._limits.generated(self.identity.tenant, math.ceil(generated * self._sequences_per_kept))
 

@@ -144,7 +144,10 @@ class LimitKeeper:
         return self._directory().tenant(name)
 
     def _rates_of(self, name: str) -> TenantRates:
-        return self._rates.setdefault(name, TenantRates())
+        rates = self._rates.get(name)
+        if rates is None:
+            rates = self._rates[name] = TenantRates()
+        return rates
 
 
 def _is_limited(tenant: Tenant) -> bool:

@@ -24,7 +24,11 @@ class UsageCounter:
 
     def of(self, identity: Identity) -> Usage:
         """Where to count what this app uses now."""
-        return self._pending.setdefault((identity.tenant, identity.app), Usage())
+        name = identity.tenant, identity.app
+        usage = self._pending.get(name)
+        if usage is None:
+            usage = self._pending[name] = Usage()
+        return usage
 
     async def hand_on(self) -> None:
         """Adds what was counted to the store.

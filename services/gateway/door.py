@@ -63,8 +63,12 @@ class Door:
                 " served. Add a tenant ('octavo tenant add'), or say --insecure, or --trusted-identity behind a proxy"
                 " that says who is calling"
             )
-        if self.feed.directory.empty and self._config.tenants_file is not None:
+        if not self.feed.directory.empty:
+            return
+        if self._config.tenants_file is not None:
             log.warning("the tenants file has no tenants: nobody is let in until one is added")
+        elif self._config.insecure and not is_loopback(self._config.host):
+            log.warning("whoever comes is served: there is no tenant", extra={"host": self._config.host})
 
     async def run(self) -> None:
         """Follows the tenants and tells what they use, for ever."""

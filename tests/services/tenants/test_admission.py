@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
+import secrets
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -269,3 +272,43 @@ async def test_usage_that_could_not_be_handed_on_is_handed_on_once(monkeypatch: 
     lost = False
     await bench.admission.close()
     assert await bench.used("acme") == {"search": Usage(requests=3, prompt_tokens=3)}
+
+
+async def test_whatever_ends_requests_none_counts_as_running_for_ever() -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    randomness = random.Random(seed)
+    shared = Shared()
+    bench = Bench(shared, requests_per_minute=50, max_concurrent=5)
+
+    def answer() -> None:
+        if randomness.random() < 0.2:
+            raise LimitExceeded("max_concurrent", 5, 1.0)
+        if randomness.random() < 0.05:
+            raise StateUnavailable("away")
+
+    async def request() -> None:
+        fails = ValueError("broken") if randomness.random() < 0.2 else None
+        await asyncio.sleep(randomness.random() * 0.05)
+        bench.clock.now += 0.5
+        with contextlib.suppress(RpcError, ValueError):
+            await bench.ask(generated=randomness.randint(0, 3), fails=fails)
+
+    shared.answer = answer
+    requests = [asyncio.ensure_future(request()) for _ in range(200)]
+    await asyncio.sleep(0.02)
+    for each in randomness.sample(requests, 50):
+        each.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
+    shared.answer = lambda: None
+    shared.news.clear()
+    await bench.admission.close()
+    ended = [lease for news in shared.news for lease in news.ended]
+    assert {lease for _, _, lease in shared.asked} <= set(ended)
+    assert len(ended) == len(set(ended))
+    shared.news.clear()
+    await bench.admission._limits.tell(renew=True)
+    assert shared.news == []
+    bench.clock.now += 1000
+    for _ in range(5):
+        await bench.ask()

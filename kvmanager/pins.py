@@ -84,11 +84,8 @@ class Pins:
         for request in requests:
             if not _fits(request, replica):
                 _promise(pin, replica, -1)
-                worst = memory.capacity.worst_case(request.spec, request.max_length)
-                raise PinRefused(
-                    f"the pin's {num_blocks} blocks would leave too few to {request.owner}, "
-                    f"where a request that is here may need {worst}"
-                )
+                # Whose request that is, and how large, is not this tenant's to know.
+                raise PinRefused(f"the pin's {num_blocks} blocks would leave too few to a request that is under way")
         pin.replica = replica
 
     def computed(self, pin: Pin, request: Request, now: float) -> None:

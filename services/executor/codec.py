@@ -60,23 +60,20 @@ def _decode_places(data: bytes) -> list[BlockPlace]:
 
 
 def _decode_stored(message: executor_pb2.StoredBlock) -> StoredBlock:
-    """Its record is a response with this one block: such responses, one after the other, are one with all of them."""
-    record = executor_pb2.DescribeBlocksResponse(blocks=[message]).SerializeToString()
-    return StoredBlock(Tier(message.tier), message.block_id, record)
+    return StoredBlock(Tier(message.tier), message.block_id, message.SerializeToString())
 
 
-def join_records(records: Sequence[bytes]) -> Iterator[bytes]:
-    """Serialized DescribeBlocksResponses of a moderate size, with all records in their order."""
-    chunk: list[bytes] = []
-    size = 0
+def encode_records(records: Sequence[bytes]) -> Iterator[executor_pb2.DescribeBlocksResponse]:
+    """Messages of a moderate size, with the records of all blocks in their order."""
+    message, size = executor_pb2.DescribeBlocksResponse(), 0
     for record in records:
-        if chunk and size + len(record) > RECORDS_BYTES:
-            yield b"".join(chunk)
-            chunk, size = [], 0
-        chunk.append(record)
+        if size and size + len(record) > RECORDS_BYTES:
+            yield message
+            message, size = executor_pb2.DescribeBlocksResponse(), 0
+        message.blocks.add().MergeFromString(record)
         size += len(record)
-    if chunk:
-        yield b"".join(chunk)
+    if size:
+        yield message
 
 
 def _decode_sequence(message: executor_pb2.NewSequence) -> NewSequence:

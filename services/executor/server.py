@@ -19,7 +19,7 @@ from executor.step import BatchRefused
 from executor.under_way import UnderWay
 from octavo.v1 import executor_pb2
 from services.config import ExecutorConfig
-from services.executor.codec import decode_batch, encode_description, encode_result, join_records
+from services.executor.codec import decode_batch, encode_description, encode_result, encode_records
 from services.executor.leading_rank import LeadingRank
 from services.executor.loading import load
 from services.executor.step_stream import StepStream
@@ -88,7 +88,9 @@ class ExecutorServicer:
         )
         execute = grpc.stream_stream_rpc_method_handler(self.execute)
         describe_blocks = grpc.unary_stream_rpc_method_handler(
-            self.describe_blocks, request_deserializer=executor_pb2.DescribeBlocksRequest.FromString
+            self.describe_blocks,
+            request_deserializer=executor_pb2.DescribeBlocksRequest.FromString,
+            response_serializer=executor_pb2.DescribeBlocksResponse.SerializeToString,
         )
         methods = {"Describe": describe, "Execute": execute, "DescribeBlocks": describe_blocks}
         return grpc.method_handlers_generic_handler(SERVICE, methods)
@@ -105,7 +107,7 @@ class ExecutorServicer:
         except BatchRefused as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         log.info("epoch begins", extra={"epoch": request.epoch, "stored_blocks": len(records)})
-        for message in join_records(records):
+        for message in encode_records(records):
             await context.write(message)
 
     async def _begin_epoch(self, epoch: int) -> list[bytes]:

@@ -19,7 +19,7 @@ from executor.step import BatchRefused
 from executor.under_way import UnderWay
 from octavo.v1 import executor_pb2
 from services.config import ExecutorConfig
-from services.executor.codec import decode_batch, encode_description, encode_result, encode_records
+from services.executor.codec import decode_batch, encode_description, encode_records, encode_result
 from services.executor.leading_rank import LeadingRank
 from services.executor.loading import load
 from services.executor.step_stream import StepStream

@@ -59,6 +59,7 @@ class RedisConnection:
         self.availability = Availability()
         self._password = password
         self._watch: asyncio.Task[None] | None = None
+        self._exchanges: set[asyncio.Task[list[Any]]] = set()
         pool = BlockingConnectionPool.from_url(
             url,
             password=password,
@@ -89,6 +90,8 @@ class RedisConnection:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
+        if self._exchanges:
+            await asyncio.wait(self._exchanges)
         await self._redis.aclose()
 
     async def run(self, command: Command) -> Any:
@@ -111,6 +114,22 @@ class RedisConnection:
         return await self._run_all(commands)
 
     async def _run_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Runs commands in a task of their own, which goes on to its end if the caller is cancelled.
+
+        In the library a cancellation can get lost: before Python 3.12 `asyncio.wait_for` forgets it, if what it waits
+        for is done at that very moment.
+        """
+        exchange = asyncio.create_task(self._exchange(commands))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._forget)
+        return await asyncio.shield(exchange)
+
+    def _forget(self, exchange: asyncio.Task[list[Any]]) -> None:
+        self._exchanges.discard(exchange)
+        if not exchange.cancelled():
+            exchange.exception()  # whoever waits for it gets it too; if nobody does, it is no news
+
+    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         try:
             replies = await self._send(commands)
             unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]

@@ -24,6 +24,7 @@ LIMITS = TokenLogLimits(seconds=60, max_opening_bytes=1000, max_bytes=1000, max_
 def _probe_often_and_be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no Redis that hangs."""
     monkeypatch.setattr(connection, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "NUM_QUIET_PROBES", 2)
     monkeypatch.setattr(connection, "TIMEOUT_SECONDS", 20.0)
 
 

@@ -194,7 +194,7 @@ async def test_both_forms_do_the_same(redis_server: RedisServer, open_redis: Ope
     chance = random.Random(seed)
     embedded, redis = (await open_redis("embedded")).requests, (await open_redis(redis_server.url)).requests
     keys, owners = [LogKey(tenant, "1") for tenant in "abc"], ["g1", "g2"]
-    for step in range(300):
+    for step in range(150):
         key, owner = chance.choice(keys), chance.choice(owners)
         match chance.choice(["open", "append", "append", "take_over"]):
             case "open":

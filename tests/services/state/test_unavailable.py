@@ -25,7 +25,7 @@ from services.state.token_log import LogEntry, LogKey
 from tests.ports import free_port
 from tests.services.e2e.redis_server import RedisServer
 from tests.services.state.conftest import MakeRedis, OpenStore
-from tests.services.state.waiting import eventually
+from tests.services.state.waiting import PATIENCE, eventually
 from tests.tcp_proxy import TcpProxy
 
 HOLDER, OTHER = Holder("10.0.0.1:50052", "a1"), Holder("10.0.0.2:50052", "b1")
@@ -259,6 +259,25 @@ async def test_redis_is_read_only(watched: Watched, redis_server: RedisServer, h
         redis.config_set("save", "")
     await watched.comes_back()
     assert await watched.store.requests.append([LogEntry(KEY, "g1", b"x")]) == set()
+
+
+async def test_whoever_is_cancelled_in_the_middle_of_a_call_ends(
+    redis_server: RedisServer, open_redis: OpenStore
+) -> None:
+    store = await open_redis(redis_server.url)
+
+    async def use() -> None:
+        while True:
+            await store.executors.register("g", "10.0.0.3:1", "i")
+
+    for _ in range(300):
+        task = asyncio.create_task(use())
+        await asyncio.sleep(random.random() * 0.002)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=PATIENCE)
+        assert done
+    assert store.available
+    await store.executors.list("g")
 
 
 async def test_redis_forgets_the_scripts(watched: Watched, redis_server: RedisServer) -> None:

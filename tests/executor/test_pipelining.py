@@ -15,7 +15,16 @@ import torch
 
 from executor.sampling.sampler import Drawn
 from executor.sampling.samplers import TorchSampler
-from executor.step import BatchRefused, NewSequence, Penalties, SamplingParams, StepBatch, StepResult
+from executor.step import (
+    BatchRefused,
+    NewSequence,
+    Penalties,
+    SamplingParams,
+    StepBatch,
+    StepResult,
+    StoredBlock,
+    Tier,
+)
 from executor.under_way import UnderWay
 
 _VOCAB = 96
@@ -345,6 +354,20 @@ def test_a_new_epoch_does_not_care_for_a_step_under_way(executor, first, expecte
         assert [each.result().token_ids[0] for each in old] == expected[:2]
     second = executor.launch(_batch(2, epoch=2))
     assert [new.result().token_ids[0], second.result().token_ids[0]] == expected[:2]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_step_under_way_stores_is_told_if_it_is_done(executor, first, expected, fails):
+    """Whoever takes the next epoch waits for it. What it removes is gone in any case."""
+    executor.step(replace(first, stored_blocks=[StoredBlock(Tier.DEVICE, block, b"old") for block in (20, 21)]))
+    stored = [StoredBlock(Tier.DEVICE, 21, b"new")]
+    under_way = executor.launch(replace(_batch(2), removed_blocks=[(Tier.DEVICE, 21)], stored_blocks=stored))
+    executor._sampler.fails = MemoryError("no memory") if fails else None
+    assert executor.begin_epoch(2) == ([b"old"] if fails else [b"old", b"new"])
+    executor._sampler.fails = None
+    if not fails:
+        assert under_way.result().token_ids == expected[1:2]
+    assert executor.step(replace(first, epoch=2)).token_ids == expected[:1]
 
 
 def test_a_step_without_rows_comes_after_the_one_before(executor, first, expected):

@@ -254,6 +254,7 @@ class ExecutorLink:
                 waited, seconds = round(bound.waited(now), 2), round(bound.seconds, 2)
                 extra = {"address": self._address, "waited_seconds": waited, "bound_seconds": seconds}
                 log.error("executor hangs", extra=extra)
+                bound.lost()
                 raise _Detached(f"no result of a step for {waited:g} s; it gets {seconds:g} s", served=True)
 
     async def _keep_registered(self, description: executor_pb2.DescribeResponse) -> None:

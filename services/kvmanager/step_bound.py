@@ -18,7 +18,8 @@ class StepBound:
     """Watches the steps that are under way on one executor.
 
     A step's time begins when it is sent, or when the one before it is done. What can be expected of it is as long as
-    nearly all recent steps took at most, and its tokens over the measured prefill speed.
+    nearly all recent steps took at most, and its tokens over the measured prefill speed. Each time that this was too
+    little it is doubled, until a result comes: whatever slows the steps down, in the end they get the time they need.
 
     Times are seconds on one monotonic clock of the caller's.
 
@@ -32,10 +33,14 @@ class StepBound:
         self._recent: deque[float] = deque(maxlen=NUM_RECENT)
         self._under_way: deque[int] = deque()
         self._since = 0.0
+        self._num_lost = 0
 
     @property
     def seconds(self) -> float:
         """What the oldest step under way gets, or one without tokens where none is."""
+        return self._bound() * 2.0**self._num_lost
+
+    def _bound(self) -> float:
         if not self._recent:
             return self._patience * FIRST_FACTOR
         num_tokens = self._under_way[0] if self._under_way else 0
@@ -60,7 +65,12 @@ class StepBound:
         if self._under_way:
             self._under_way.popleft()
         self._recent.append(duration)
+        self._num_lost = 0
         self._since = now
+
+    def lost(self) -> None:
+        """The oldest step was given up."""
+        self._num_lost += 1
 
     def forgive(self, lag: float, now: float) -> None:
         """For so many seconds until now, nobody here could have taken a result in."""

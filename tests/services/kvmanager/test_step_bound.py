@@ -50,6 +50,18 @@ def test_one_step_that_took_very_long_does_not_count_for_all_others() -> None:
     assert after(*[0.01] * 15, *[4.0] * 5).seconds == 40.0
 
 
+def test_steps_that_were_given_up_too_early_get_the_time_they_need() -> None:
+    bound = after(*[0.01] * 15)
+    for number in range(4):
+        assert bound.seconds == 5.0 * 2**number
+        bound.sent(1, 0.0)
+        bound.lost()
+        bound.connected()
+    bound.sent(1, 0.0)
+    bound.done(79.0, 79.0)
+    assert bound.seconds == 5.0
+
+
 def test_time_begins_anew_with_each_result_and_ends_with_the_last() -> None:
     bound = after(0.01)
     bound.sent(1, 0.0)

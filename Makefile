@@ -11,7 +11,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out
 KERNEL_SOURCES := $(wildcard executor/native/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test test-slow test-compose soak kernels lint stubs-match proto format clean
+.PHONY: help venv native demo test test-slow test-chaos test-compose soak kernels lint stubs-match proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,10 @@ test: venv ## Run the tests (no GPU, model or Redis needed)
 	$(BIN)/python -m pytest -rs -m "not compose and not slow and not chaos" $(ARGS)
 
 test-slow: venv ## Run the tests that take minutes
-	$(BIN)/python -m pytest -rs -m "slow and not compose" $(ARGS) || [ $$? -eq 5 ] # 5: there are none
+	$(BIN)/python -m pytest -rs -m "slow and not compose and not chaos" $(ARGS) || [ $$? -eq 5 ] # 5: there are none
+
+test-chaos: venv ## Kill, stop and restart every process, and cut their connections, under load
+	$(BIN)/python -m pytest -rs -s -m chaos $(ARGS) tests/chaos
 
 test-compose: venv ## Build the images and test the whole stack with the Docker engine at hand
 	$(BIN)/python -m pytest -rs -m compose $(ARGS) tests/compose

@@ -1,5 +1,6 @@
 """One request and its tries: what to send next, what of the responses to hand on, and when to give up."""
 
+import logging
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from octavo.client.continuation import Continuation
 from octavo.client.errors import OctavoError
 from octavo.client.retries import Retries, is_transient
 from octavo.v1 import inference_pb2
+
+log = logging.getLogger(__name__)
 
 _DEADLINE_MARGIN_SECONDS = 1.0
 
@@ -84,6 +87,7 @@ class Generation:
         """
         if self._num_tries:
             self._retries.check_timeout()
+            log.info("%s request %s", "resuming" if self._resumes else "repeating", self._request.request_id)
         self._num_tries += 1
         self._try_responded = False
         remaining = self._retries.remaining()

@@ -1,11 +1,14 @@
 """When a call is tried again, and how long after."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
 
 from octavo.client.errors import OctavoError
+
+log = logging.getLogger(__name__)
 
 LEAST_SECONDS = 0.001
 """With less left of its time than this, a call is not tried any more."""
@@ -108,12 +111,13 @@ class Retries:
         if now + delay - self._failing_since > (self._policy.patience if self._begun else self._policy.start_patience):
             raise error
         remaining = self.remaining()
-        if remaining is None:
-            return delay
-        self.check_timeout()
-        if delay > remaining and not is_about_one_server(error):
-            raise error
-        return min(delay, remaining)
+        if remaining is not None:
+            self.check_timeout()
+            if delay > remaining and not is_about_one_server(error):
+                raise error
+            delay = min(delay, remaining)
+        log.info("trying again in %.2f s after %s", delay, error)
+        return delay
 
     def check_timeout(self) -> None:
         """Before a further try.

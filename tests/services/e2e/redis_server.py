@@ -25,6 +25,11 @@ class RedisServer:
 
     Args:
         settings: of its configuration, beside that or instead.
+
+    Attributes:
+        process: Itself.
+        address: ``host:port``.
+        url: For those who use it.
     """
 
     def __init__(self, processes: Processes, program: str, folder: Path, **settings: str) -> None:
@@ -32,27 +37,28 @@ class RedisServer:
         options = {"port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "yes"}
         options |= {"appendfsync": "always"} | settings
         flags = [word for name, value in options.items() for word in (f"--{name}", *(str(value).split() or [""]))]
-        self._process: Process = processes.other("redis", [program, *flags])
-        self.url = f"redis://127.0.0.1:{port}/0"
+        self.process: Process = processes.other("redis", [program, *flags])
+        self.address = f"127.0.0.1:{port}"
+        self.url = f"redis://{self.address}/0"
         self.client = redis.Redis(port=port, decode_responses=True, socket_timeout=5)
 
     def start(self) -> None:
         """Returns when it answers."""
-        self._process.start()
+        self.process.start()
         eventually(self._answers, what="an answer of Redis")
 
     def kill(self) -> None:
-        self._process.kill()
+        self.process.kill()
 
     def pause(self) -> None:
         """It holds connections and answers nothing."""
-        self._process.pause()
+        self.process.pause()
 
     def go_on(self) -> None:
-        self._process.go_on()
+        self.process.go_on()
 
     def _answers(self) -> bool:
-        assert self._process.running, self._process.output()
+        assert self.process.running, self.process.output()
         try:
             return bool(self.client.ping())
         except redis.RedisError:

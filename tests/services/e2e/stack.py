@@ -126,6 +126,13 @@ def make_executor(
     return processes.octavo("executor", environment, **settings)
 
 
+def memory_of(address: str, include_blocks: bool = False) -> kvmanager_pb2.GetMemoryMapResponse:
+    """A KV manager's memory map."""
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        stub = kvmanager_pb2_grpc.KVManagerServiceStub(channel)
+        return stub.GetMemoryMap(kvmanager_pb2.GetMemoryMapRequest(include_blocks=include_blocks), timeout=10)
+
+
 def describe(address: str) -> executor_pb2.DescribeResponse:
     """What an executor says of itself."""
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:

@@ -29,7 +29,7 @@ class Fault:
     Attributes:
         kind: ``kill -9``; SIGSTOP, and SIGCONT some time after; or SIGTERM. The supervisor starts what has ended.
         service: Of which one process is meant.
-        which: Its number.
+        which: Its number, where there are several.
         delay: Seconds after the fault before.
         seconds: How long it stands still.
     """
@@ -50,7 +50,7 @@ def plan(rng: random.Random, num_faults: int, mean_delay: float, services: Seque
         Fault(
             kind,
             service,
-            rng.randrange(2) if service != "redis" else 0,
+            rng.randrange(2),
             rng.uniform(0.3, 2 * mean_delay - 0.3),
             # Mostly short; now and then for longer than any lease or keepalive lasts.
             rng.uniform(11.0, 13.0) if rng.random() < 0.1 else rng.uniform(0.2, 3.0),
@@ -77,7 +77,8 @@ class Injector:
         """Returns when all are over; what was killed last may still be starting."""
         for fault in faults:
             await asyncio.sleep(fault.delay)
-            process = self._cluster.members[fault.service][fault.which]
+            members = self._cluster.members[fault.service]
+            process = members[fault.which % len(members)]
             while not process.running:
                 await asyncio.sleep(0.05)
             self.counts[fault.service][fault.kind] += 1

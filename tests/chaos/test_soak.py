@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,9 @@ from tests.services.kvmanager.oracle_service import OracleService
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 NUM_REQUESTS = 10_000
+NUM_LONG_REQUESTS = 600
+"""Before those: the KV manager keeps its last events for those who ask for them, and these fill that up."""
+
 NUM_CLIENTS = 48
 SAMPLE_EVERY = 100
 """Requests between two looks at the processes' memory."""
@@ -48,31 +52,29 @@ class Request:
         return [expected_output(self.prompt, self.seed, index, self.max_tokens, stop) for index in range(self.n)]
 
 
-class Requests:
+def short_requests(rng: random.Random) -> Iterator[Request]:
     """Different ones, of which many begin alike."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._prefixes = [[rng.randrange(2, VOCAB_SIZE) for _ in range(rng.randint(4, 60))] for _ in range(20)]
-        self._left = NUM_REQUESTS
-
-    def __iter__(self) -> Requests:
-        return self
-
-    def __next__(self) -> Request:
-        if not self._left:
-            raise StopIteration
-        self._left -= 1
-        rng = self._rng
-        prefix = rng.choice(self._prefixes) if rng.random() < 0.7 else []
-        return Request(
-            prefix + [rng.randrange(2, VOCAB_SIZE) for _ in range(rng.randint(1, 20))],
+    prefixes = [_tokens(rng, rng.randint(4, 60)) for _ in range(20)]
+    for _ in range(NUM_REQUESTS):
+        prefix = rng.choice(prefixes) if rng.random() < 0.7 else []
+        yield Request(
+            prefix + _tokens(rng, rng.randint(1, 20)),
             seed=rng.randrange(2**32),
             n=2 if rng.random() < 0.1 else 1,
             max_tokens=rng.randint(1, 12),
             ignore_eos=rng.random() < 0.5,
-            leaves_after=rng.randint(0, 3) if rng.random() < 0.03 else None,
+            leaves_after=rng.randint(1, 3) if rng.random() < 0.03 else None,
         )
+
+
+def long_requests(rng: random.Random) -> Iterator[Request]:
+    """They fill many blocks, and push others out."""
+    for seed in range(NUM_LONG_REQUESTS):
+        yield Request(_tokens(rng, 300), seed, n=1, max_tokens=2, ignore_eos=True, leaves_after=None)
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(2, VOCAB_SIZE) for _ in range(count)]
 
 
 @dataclass
@@ -120,32 +122,42 @@ async def services(processes: Processes, model: Path) -> AsyncIterator[tuple[Ser
 async def test_memory_stays_flat_over_ten_thousand_requests(processes: Processes, model: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}", flush=True)
-    requests = Requests(random.Random(seed))
+    rng = random.Random(seed)
     problems: list[str] = []
-    done = 0
-    async with services(processes, model) as (gateway, kvmanager, oracle):
+    async with services(processes, model) as (gateway, kvmanager, oracle), AsyncClient(gateway.address) as client:
+        await ask_all(client, long_requests(rng), problems, oracle.batches.clear)
         memory = Memory([gateway, kvmanager])
+        done = itertools.count(1)
 
-        async def ask() -> None:
-            nonlocal done
-            for request in requests:
-                await send(client, request, problems)
-                done += 1
-                oracle.batches.clear()
-                if done % SAMPLE_EVERY == 0:
-                    memory.sample()
+        def after_each() -> None:
+            oracle.batches.clear()
+            if next(done) % SAMPLE_EVERY == 0:
+                memory.sample()
 
         began = time.monotonic()
-        async with AsyncClient(gateway.address) as client:
-            await asyncio.gather(*(ask() for _ in range(NUM_CLIENTS)))
+        await ask_all(client, short_requests(rng), problems, after_each)
         seconds = time.monotonic() - began
         assert problems == []
         assert oracle.problems == []
         await idle(kvmanager.address)
+    assert next(done) == NUM_REQUESTS + 1
     grown = memory.growth()
-    print(json.dumps({"requests": done, "seconds": round(seconds, 1), "grown_bytes": grown, "seed": seed}), flush=True)
-    assert done == NUM_REQUESTS
+    summary = {"requests": NUM_REQUESTS, "seconds": round(seconds, 1), "grown_bytes": grown, "seed": seed}
+    print(json.dumps(summary), flush=True)
     assert all(growth <= MAY_GROW_BYTES for growth in grown.values()), (grown, memory.samples)
+
+
+async def ask_all(
+    client: AsyncClient, requests: Iterator[Request], problems: list[str], after_each: Callable[[], None]
+) -> None:
+    """Several clients share the requests."""
+
+    async def ask() -> None:
+        for request in requests:
+            await send(client, request, problems)
+            after_each()
+
+    await asyncio.gather(*(ask() for _ in range(NUM_CLIENTS)))
 
 
 async def send(client: AsyncClient, request: Request, problems: list[str]) -> None:

@@ -55,14 +55,14 @@ class Cluster:
     Attributes:
         gateways: Addresses as clients use them.
         redis: The state store.
-        starts: How often the supervisor has started a process again, by service.
+        exit_codes: Of the processes that the supervisor has started again, by service.
     """
 
     def __init__(
         self, processes: Processes, model: Path, redis_program: str, folder: Path, *, proxied: bool = False
     ) -> None:
         self.redis = RedisServer(processes, redis_program, folder)
-        self.starts: dict[Service, int] = dict.fromkeys(SERVICES, 0)
+        self.exit_codes: dict[Service, list[int | None]] = {service: [] for service in SERVICES}
         self.proxies = Proxies([], [], [], [])
         self._proxied = proxied
         state = self.redis.url.replace(self.redis.address, self._reached_at("redis", self.redis.address))
@@ -129,8 +129,8 @@ class Cluster:
             for service in SERVICES:
                 for process in self.members[service]:
                     if not process.running:
+                        self.exit_codes[service].append(process.exit_code)
                         process.start()
-                        self.starts[service] += 1
             await asyncio.sleep(_WATCH_SECONDS)
 
     # Memory

@@ -88,20 +88,35 @@ def _several_sequences(rng: random.Random) -> Iterator[Case]:
     yield Case("beams", _text(rng, 6), {"n": 2, "beam_width": 3, "max_tokens": 30})
 
 
-async def undisturbed_answers(client: AsyncClient, wanted: list[Case], reference: Reference) -> None:
-    """Asks for each by itself, and checks the greedy ones against transformers."""
-    for case in wanted:
-        answer = Answer()
+class Workload:
+    """All requests with their right answers, once `learn` has been called.
+
+    Attributes:
+        cases: The requests.
+    """
+
+    def __init__(self, reference: Reference) -> None:
+        self.cases = cases()
+        self._reference = reference
+        self._known = False
+
+    async def learn(self, client: AsyncClient) -> None:
+        """Asks for each by itself, and checks the greedy ones against transformers. The first time only."""
+        if not self._known:
+            for case in self.cases:
+                await self._learn(client, case)
+            self._known = True
+
+    async def _learn(self, client: AsyncClient, case: Case) -> None:
         if "stop" in case.options:
             case.options["stop"] = [await _piece_of_the_answer(client, case)]
         async for response in case.send(client):
-            answer.add(response)
-        assert answer.complete
-        case.expected = answer
+            case.expected.add(response)
+        assert case.expected.complete
         if case.kind == "greedy":
             assert isinstance(case.prompt, str)
-            prompt = reference.encode(case.prompt)
-            assert answer.token_ids == reference.greedy(prompt, case.options["max_tokens"])
+            prompt = self._reference.encode(case.prompt)
+            assert case.expected.token_ids == self._reference.greedy(prompt, case.options["max_tokens"])
 
 
 async def _piece_of_the_answer(client: AsyncClient, case: Case) -> str:

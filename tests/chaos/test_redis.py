@@ -1,0 +1,48 @@
+"""Redis is full, and then read-only, under load, and meanwhile a gateway is killed: streams go on without their logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.chaos.conftest import MakeTrial
+from tests.services.e2e.redis_server import RedisServer
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+AWAY_SECONDS = 6.0
+"""Longer than any lease."""
+
+BACK_SECONDS = 3.0
+
+
+def fill(redis: RedisServer) -> None:
+    redis.client.config_set("maxmemory", "1")
+
+
+def empty(redis: RedisServer) -> None:
+    redis.client.config_set("maxmemory", "0")
+
+
+def take_writing_away(redis: RedisServer) -> None:
+    redis.client.replicaof("127.0.0.1", 1)  # type: ignore[no-untyped-call]
+
+
+def give_writing_back(redis: RedisServer) -> None:
+    redis.client.replicaof("NO", "ONE")  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(fill, empty), (take_writing_away, give_writing_back)])
+async def test_redis_takes_nothing(
+    make_trial: MakeTrial, begin: Callable[[RedisServer], None], end: Callable[[RedisServer], None]
+) -> None:
+    async with make_trial() as trial:
+        await asyncio.sleep(BACK_SECONDS)
+        begin(trial.cluster.redis)
+        await asyncio.sleep(AWAY_SECONDS / 2)
+        trial.rng.choice(trial.cluster.members["gateway"]).kill()
+        await asyncio.sleep(AWAY_SECONDS / 2)
+        end(trial.cluster.redis)
+        await asyncio.sleep(BACK_SECONDS)

@@ -1,4 +1,4 @@
-"""Redis is full, and then read-only, under load, and meanwhile a gateway is killed: streams go on without their logs."""
+"""Redis is full, and then read-only, under load, and a gateway is killed meanwhile: streams go on without a log."""
 
 from __future__ import annotations
 

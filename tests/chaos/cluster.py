@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -132,6 +133,13 @@ class Cluster:
                         self.exit_codes[service].append(process.exit_code)
                         process.start()
             await asyncio.sleep(_WATCH_SECONDS)
+
+    def breakdowns(self) -> list[str]:
+        """What processes said that ended by themselves."""
+        said = [line for process in self._all() for line in process.output().splitlines() if '"critical"' in line]
+        codes = {(service, code) for service in SERVICES for code in self.exit_codes[service]}
+        wrong = [f"a {service} ended with {code}" for service, code in codes if code not in (0, -signal.SIGKILL)]
+        return said + wrong
 
     # Memory
 

@@ -71,6 +71,7 @@ async def trial(
             "longest_pause_s": round(crowd.longest_pause, 2),
         }
         print(json.dumps(summary), flush=True)
-        assert crowd.problems + one.problems == []
+        problems = crowd.problems + one.problems + cluster.breakdowns()
+        assert not problems, "\n".join(problems)
         await cluster.serving()
         await cluster.idle()

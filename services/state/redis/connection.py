@@ -151,7 +151,11 @@ class RedisConnection:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for each in commands:
                 pipeline.execute_command(*each.words)
-            return await pipeline.execute(raise_on_error=False)
+            try:
+                return await pipeline.execute(raise_on_error=False)
+            except RuntimeError as error:
+                # uvloop's word for a connection that was reset while nobody used it; redis-py lets that through.
+                raise ConnectionResetError(str(error)) from None
 
     async def _send_with_scripts(self, commands: Sequence[Command]) -> list[Any]:
         """Runs commands after loading the scripts that they run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -13,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 import redis
+import uvloop
 
 from gateway.tenants import Tenant
 from services.config import ConfigError
@@ -354,3 +356,25 @@ async def test_what_the_server_says_does_not_give_it_away(
 
 def test_no_connection_is_made_before_the_start() -> None:
     open_store(f"redis://127.0.0.1:{free_port()}/0", "password")
+
+
+def test_connections_that_are_reset_while_nothing_happens(shared_redis: RedisServer) -> None:
+    """On the event loop that the services run on, which has words of its own for that."""
+
+    async def look() -> None:
+        proxy = TcpProxy(shared_redis.address)
+        await proxy.start()
+        store = open_store(shared_redis.url.replace(shared_redis.address, proxy.address))
+        await store.start()
+        try:
+            for _ in range(20):
+                proxy.reset()
+                await eventually(lambda: proxy.num_connections == 0, "the reset")
+                with contextlib.suppress(StateUnavailable):
+                    await store.leadership.lead("tiny", HOLDER, 5.0)
+                await eventually(lambda: store.available, "the store is back")
+        finally:
+            await store.close()
+            await proxy.stop()
+
+    uvloop.run(look())

@@ -358,13 +358,13 @@ def test_no_connection_is_made_before_the_start() -> None:
     open_store(f"redis://127.0.0.1:{free_port()}/0", "password")
 
 
-def test_connections_that_are_reset_while_nothing_happens(shared_redis: RedisServer) -> None:
+def test_connections_that_are_reset_while_nothing_happens(redis_server: RedisServer) -> None:
     """On the event loop that the services run on, which has words of its own for that."""
 
     async def look() -> None:
-        proxy = TcpProxy(shared_redis.address)
+        proxy = TcpProxy(redis_server.address)
         await proxy.start()
-        store = open_store(shared_redis.url.replace(shared_redis.address, proxy.address))
+        store = open_store(redis_server.url.replace(redis_server.address, proxy.address))
         await store.start()
         try:
             for _ in range(20):

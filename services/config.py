@@ -184,6 +184,12 @@ class GatewayConfig(StateConfig, ServiceConfig):
     kvmanager_patience: float = setting(
         20.0, "Seconds for which requests wait for a KV manager that is away, before they fail.", minimum=0
     )
+    token_log_seconds: float = setting(
+        600.0,
+        "For how long a stream that broke can be resumed, with what it was answered kept where the state is; 0: not at"
+        " all.",
+        minimum=0,
+    )
     max_message_bytes: int = setting(4 * 1024 * 1024, "Longest request message taken.", minimum=MIN_MESSAGE_BYTES)
     max_responses_per_second: float | None = setting(
         None,

@@ -85,6 +85,7 @@ class KVManagerServiceServicer:
 
     def Attach(self, request_iterator, context):
         """Carries all requests of one gateway. When the stream ends, its requests are aborted and their blocks freed.
+        The KV manager says something every half second, if only an empty message.
 
         UNAVAILABLE with the reason STANDBY: another KV manager leads; with DRAINING: this one is about to end.
         """

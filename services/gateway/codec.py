@@ -36,13 +36,13 @@ _REASONS = {
 }
 _WIRE_REASONS = {reason: number for number, reason in _REASONS.items()}
 
-_EARLY_STOPPING = {
+EARLY_STOPPING = {
     common_pb2.EARLY_STOPPING_UNSPECIFIED: None,
     common_pb2.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
     common_pb2.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
     common_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
 }
-_WIRE_EARLY_STOPPING = {value: number for number, value in _EARLY_STOPPING.items()}
+_WIRE_EARLY_STOPPING = {value: number for number, value in EARLY_STOPPING.items()}
 
 _SCOPES = {
     "request": CacheScope(ScopeLevel.REQUEST),
@@ -119,13 +119,13 @@ def _decode_scope(message: inference_pb2.CacheScope) -> CacheScope:
 
 def _decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
     given = {field.name: value for field, value in message.ListFields() if field.has_presence}
-    if message.early_stopping not in _EARLY_STOPPING:
+    if message.early_stopping not in EARLY_STOPPING:
         raise InvalidArgument("sampling.early_stopping", f"{message.early_stopping} is not a value that is known here")
     return SamplingParams(
         stop=list(message.stop),
         stop_token_ids=list(message.stop_token_ids),
         logit_bias=dict(message.logit_bias),
-        early_stopping=_EARLY_STOPPING[message.early_stopping],
+        early_stopping=EARLY_STOPPING[message.early_stopping],
         **given,
     )
 
@@ -232,6 +232,25 @@ def decode_update(update: kvmanager_pb2.SequenceUpdate) -> Update:
     )
 
 
+def encode_update(update: Update) -> kvmanager_pb2.SequenceUpdate:
+    """As a KV manager says it, but for the handle."""
+    return kvmanager_pb2.SequenceUpdate(
+        sequence_index=update.sequence_index,
+        position=update.position,
+        token_ids=update.token_ids,
+        logprobs=_encode_logprobs(update.logprobs),
+        finish_reason=_WIRE_REASONS[update.finish_reason],
+        score=update.score,
+    )
+
+
+def _encode_logprobs(logprobs: Sequence[TokenLogprobs]) -> list[common_pb2.TokenLogprobs]:
+    return [
+        common_pb2.TokenLogprobs(logprob=each.logprob, top_token_ids=each.top_token_ids, top_logprobs=each.top_logprobs)
+        for each in logprobs
+    ]
+
+
 class ResponseEncoder:
     """Chunks of one request as the bytes of responses.
 
@@ -271,12 +290,7 @@ def encode_chunk(
         position=chunk.position,
         token_ids=chunk.token_ids,
         text=chunk.text,
-        logprobs=[
-            common_pb2.TokenLogprobs(
-                logprob=each.logprob, top_token_ids=each.top_token_ids, top_logprobs=each.top_logprobs
-            )
-            for each in logprobs
-        ],
+        logprobs=_encode_logprobs(logprobs),
         finish_reason=_WIRE_REASONS[chunk.finish_reason],
         usage=usage,
         score=chunk.score,

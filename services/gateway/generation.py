@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+
+import grpc
 
 from gateway.best_of import BestOf
 from gateway.gateway import Gateway
@@ -10,7 +13,9 @@ from gateway.output import Chunk
 from gateway.prepared import PreparedRequest
 from octavo.v1 import common_pb2, inference_pb2
 from services.gateway.codec import ResponseEncoder, backend_error
+from services.gateway.received import Update
 from services.gateway.request_stream import Delivery, RequestStream
+from services.rpc.status import RpcError
 
 
 class Generation:
@@ -18,15 +23,23 @@ class Generation:
 
     The last response carries the usage, so a chunk that may be the last is held until the request's end is here.
 
+    Args:
+        from_token: For each sequence, how many tokens of it the client has already; none of the others.
+
     Attributes:
-        usage: Of the request, when it is over. Completion tokens are those that were handed out.
+        usage: Of the request, when it is over. Completion tokens are those that were handed out, here or before.
+        new_usage: Without those that the client had already.
         finish_reasons: Of the sequences that have ended.
         over: Whether the response with the usage has come.
     """
 
-    def __init__(self, gateway: Gateway, request: PreparedRequest, stream: RequestStream) -> None:
+    def __init__(
+        self, gateway: Gateway, request: PreparedRequest, stream: RequestStream, from_token: Sequence[int] = ()
+    ) -> None:
+        self._gateway = gateway
         self._request = request
         self._stream = stream
+        self._from_token = [*from_token, *[0] * (request.kept - len(from_token))]
         self._output = gateway.output(request)
         self._encoder = ResponseEncoder(request)
         self._best_of: BestOf | None = None
@@ -35,6 +48,7 @@ class Generation:
         self._started = False
         self._computed_tokens = 0
         self.usage = common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids))
+        self.new_usage = common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids))
         self.finish_reasons: list[str] = []
         self.over = False
 
@@ -42,16 +56,22 @@ class Generation:
         """`GenerateResponse` messages. Ends after the one with the usage.
 
         Raises:
-            RpcError: the request was refused or ended early.
+            RpcError: the request was refused or ended early, or a sequence ended before the first token that is wanted.
         """
         encoder = self._encoder
         held: tuple[Chunk, int] | None = None
+        known: tuple[Chunk, int] | None = None
         while True:
             delivery = await self._stream.next()
             if delivery.progress is not None and self._is_new(delivery.progress):
                 yield encoder.progress(delivery.progress)
-            for index, chunk in self._chunks(delivery):
-                self._note(chunk)
+            for index, whole in self._chunks(delivery):
+                self._note(whole)
+                chunk = self._new_part(index, whole)
+                if chunk is not whole and not chunk.token_ids:
+                    known = chunk, index
+                    continue
+                self.new_usage.completion_tokens += len(chunk.token_ids)
                 if held is not None:
                     yield encoder.chunk(*held)
                     held = None
@@ -62,11 +82,14 @@ class Generation:
             if delivery.end is not None:
                 if delivery.end.HasField("error"):
                     raise backend_error(delivery.end.error)
-                self.usage.cached_tokens = delivery.end.usage.cached_tokens
-                self.usage.prefix_match_end = delivery.end.usage.prefix_match_end
-                assert held is not None, "the request ended before its last sequence"
+                for usage in (self.usage, self.new_usage):
+                    usage.cached_tokens = delivery.end.usage.cached_tokens
+                    usage.prefix_match_end = delivery.end.usage.prefix_match_end
+                # A client that has all tokens may yet lack the usage: it gets the last one's end again.
+                last = held or known
+                assert last is not None, "the request ended before its last sequence"
                 self.over = True
-                yield encoder.chunk(*held, self.usage)
+                yield encoder.chunk(*last, self.usage)
                 return
 
     def _is_new(self, progress: inference_pb2.PrefillProgress) -> bool:
@@ -79,7 +102,7 @@ class Generation:
     def _chunks(self, delivery: Delivery) -> list[tuple[int, Chunk]]:
         """What there is to hand out, by sequence index."""
         chunks: list[tuple[int, Chunk]] = []
-        for update in delivery.updates:
+        for update in self._updates(delivery):
             index = update.sequence_index
             chunk = self._output.add(
                 index, update.position, update.token_ids, update.logprobs, update.finish_reason, update.score
@@ -90,6 +113,36 @@ class Generation:
                 self._stream.end_sequence(index)
             chunks += [(index, chunk)] if self._best_of is None else self._best_of.add(index, chunk)
         return chunks
+
+    def _updates(self, delivery: Delivery) -> Iterable[Update]:
+        """In pieces, so that no chunk holds both what the client has and what it has not."""
+        if self._best_of is not None or not any(self._from_token):
+            return delivery.updates
+        return [part for each in delivery.updates for part in each.split(self._from_token[each.sequence_index])]
+
+    def _new_part(self, index: int, chunk: Chunk) -> Chunk:
+        """What the client does not have yet. Of a chunk that it has, what is left holds no tokens."""
+        num_known = self._from_token[index] - chunk.position
+        if num_known <= 0:
+            return chunk
+        if num_known > len(chunk.token_ids) and chunk.finish_reason is not None:
+            message = f"from_token: sequence {index} has {chunk.position + len(chunk.token_ids)} tokens"
+            raise RpcError(grpc.StatusCode.OUT_OF_RANGE, message, "BEYOND_THE_END", "from_token")
+        return replace(
+            chunk,
+            position=chunk.position + min(num_known, len(chunk.token_ids)),
+            token_ids=chunk.token_ids[num_known:],
+            text=self._text_after(chunk, num_known),
+            logprobs=chunk.logprobs[num_known:],
+        )
+
+    def _text_after(self, chunk: Chunk, num_known: int) -> str:
+        """Of a chunk with a whole sequence, as ranked ones are, what comes after some of its tokens."""
+        if num_known >= len(chunk.token_ids):
+            return ""
+        before = self._gateway.output(self._request).add(0, 0, chunk.token_ids[:num_known])
+        assert before is not None
+        return chunk.text[len(before.text) :]
 
     def _note(self, chunk: Chunk) -> None:
         self._started = True

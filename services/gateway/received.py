@@ -60,13 +60,17 @@ class ReceivedSequence:
 
     Attributes:
         token_ids: From the first one on.
+        logprobs: One for each token, or none.
+        score: Where it is ranked.
         finish_reason: Set when it has ended; what comes afterwards is not taken.
     """
 
-    __slots__ = ("finish_reason", "token_ids")
+    __slots__ = ("finish_reason", "logprobs", "score", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.score: float | None = None
         self.finish_reason: FinishReason | None = None
 
     def take(self, update: Update) -> bool:
@@ -88,5 +92,19 @@ class ReceivedSequence:
         if not update.token_ids and update.finish_reason is None:
             return False
         self.token_ids += update.token_ids
-        self.finish_reason = update.finish_reason
+        if update.logprobs:
+            self.logprobs += update.logprobs
+        if update.finish_reason is not None:
+            self.finish_reason, self.score = update.finish_reason, update.score
         return True
+
+    def since(self, position: int, sequence_index: int) -> Update:
+        """All that has come from a position on."""
+        return Update(
+            sequence_index,
+            position,
+            self.token_ids[position:],
+            self.logprobs[position:],
+            self.finish_reason,
+            self.score,
+        )

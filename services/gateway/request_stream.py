@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
 from services.gateway.codec import encode_resumption, encode_submission
 from services.gateway.pacer import Pace, Pacer
 from services.gateway.received import ReceivedSequence, Update
+from services.gateway.token_log import RequestLog
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class RequestStream:
         carrier: Who has the request computed now.
         deadline: Its end by the event loop's clock, or None.
         submissions_in_vain: How often it was submitted since something last came for it.
+        log: Is told of whatever comes.
+        sequences: What it has.
     """
 
     def __init__(
@@ -60,11 +64,12 @@ class RequestStream:
         self.pace = Pace(request.response_interval, looked_through=bool(request.sampling.stop))
         self.carrier: Carrier | None = None
         self.submissions_in_vain = 0
+        self.log: RequestLog | None = None
+        self.sequences = [ReceivedSequence() for _ in range(request.n)]
         self._loop = asyncio.get_running_loop()
         self.deadline = self._loop.time() + request.timeout_us / 1e6 if request.timeout_us else None
         self._trace = trace
         self._pacer = pacer
-        self._sequences = [ReceivedSequence() for _ in range(request.n)]
         self._delivery: Delivery | None = None
         self._latest: dict[int, Update] = {}
         self._error: Exception | None = None
@@ -82,19 +87,25 @@ class RequestStream:
         if self.deadline is not None:
             message.timeout_us = max(1, round((self.deadline - self._loop.time()) * 1e6))
         # What a backend ranks it keeps to itself until all is there: it starts again.
-        if not self.request.ranked_by_backend and (resumption := encode_resumption(self._sequences)) is not None:
+        if not self.request.ranked_by_backend and (resumption := encode_resumption(self.sequences)) is not None:
             message.resumption.CopyFrom(resumption)
         return message
 
     @property
     def complete(self) -> bool:
         """Every sequence has ended, whether or not the KV manager has said so."""
-        return all(sequence.finish_reason is not None for sequence in self._sequences)
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
 
     @property
     def settled(self) -> bool:
         """How it ends is known, though perhaps not to its client yet."""
         return self._settled
+
+    def replay(self, updates: Iterable[Update]) -> None:
+        """What it was answered before, in order, perhaps with repeats. What comes after a gap is left out."""
+        for update in updates:
+            if update.position <= len(self.sequences[update.sequence_index].token_ids):
+                self.add(update)
 
     # From the KV manager
 
@@ -106,12 +117,14 @@ class RequestStream:
     def add(self, update: Update) -> None:
         """A sequence got tokens."""
         try:
-            if not self._sequences[update.sequence_index].take(update):
+            if not self.sequences[update.sequence_index].take(update):
                 return
         except PositionGap as gap:
             self.fail(gap)
             return
         self.submissions_in_vain = 0
+        if self.log is not None:
+            self.log.touch()
         latest = self._latest.get(update.sequence_index)
         if latest is None or not latest.join(update):
             self._latest[update.sequence_index] = update
@@ -121,6 +134,8 @@ class RequestStream:
     def end(self, end: kvmanager_pb2.RequestEnd) -> None:
         """The request is over."""
         self._settled = True
+        if self.log is not None:
+            self.log.end(end)
         self._news().end = end
         self._hand_over()
 
@@ -174,7 +189,9 @@ class RequestStream:
 
     def end_sequence(self, sequence_index: int) -> None:
         """One sequence is complete before the KV manager knows."""
-        self._sequences[sequence_index].finish_reason = FinishReason.STOP
+        self.sequences[sequence_index].finish_reason = FinishReason.STOP
+        if self.log is not None:
+            self.log.touch()
         if self.carrier is not None:
             self.carrier.abort(kvmanager_pb2.Abort(handle=self.handle, sequence_index=sequence_index))
 

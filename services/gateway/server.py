@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from datetime import datetime
 
 from gateway.errors import TokenizerError
 from gateway.gateway import Gateway
 from gateway.loading import load_tokenizer
 from services.config import ConfigError, GatewayConfig
+from services.gateway.answers import Answers
 from services.gateway.backends import Backends
 from services.gateway.door import Door
 from services.gateway.servicer import SERVICE, GenerationServicer
+from services.gateway.token_log import TokenLogs
 from services.process import run_service
 from services.rpc.channel import connector
 from services.rpc.server import RpcServer
-from services.state.store import open_store
+from services.state.store import StateUnavailable, open_store
+from services.state.token_log import TokenLogLimits
 from services.telemetry.tracing import make_tracing
 
 # So many cost a core some percent of its time.
 _RESPONSES_PER_SECOND = 125.0
+
+_BREAK_OFF_SECONDS = 1.0
+"""What calls that did not end by themselves get to hear that they are to go on elsewhere."""
 
 
 class GatewayService:
@@ -30,7 +37,10 @@ class GatewayService:
         self._config = config
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE], max_message_bytes=config.max_message_bytes)
-        self._store = open_store(config.state, config.state_password())
+        self._store = open_store(
+            config.state, config.state_password(), TokenLogLimits(seconds=config.token_log_seconds)
+        )
+        self._logs = TokenLogs(self._store) if config.token_log_seconds else None
         self._door = Door(config, self._store)
         self._changed = asyncio.Event()
         responses_per_second = config.max_responses_per_second or _RESPONSES_PER_SECOND * (os.cpu_count() or 1)
@@ -50,14 +60,25 @@ class GatewayService:
             gateway = Gateway(tokenizer, self._config.model_name, now=datetime.now)
         except TokenizerError as error:
             raise ConfigError(str(error)) from error
+        self._answers = Answers(gateway, self._backends, self._logs)
         servicer = GenerationServicer(
-            gateway, self._backends, self._door.callers, self._door.admission, self._tracing, self._server.count
+            gateway,
+            self._backends,
+            self._answers,
+            self._door.callers,
+            self._door.admission,
+            self._tracing,
+            self._server.count,
         )
         self._server.grpc.add_generic_rpc_handlers([servicer.handlers()])
         await self._server.start()
 
     async def run(self) -> None:
-        await asyncio.gather(self._backends.run(), self._door.run(), self._report_health())
+        await asyncio.gather(self._backends.run(), self._door.run(), self._log_tokens(), self._report_health())
+
+    async def _log_tokens(self) -> None:
+        if self._logs is not None:
+            await self._logs.run()
 
     async def _report_health(self) -> None:
         """SERVING while the way to an executor is open."""
@@ -66,9 +87,20 @@ class GatewayService:
             self._changed.clear()
             await self._server.set_serving(self._backends.ready)
 
+    async def flush_token_logs(self) -> None:
+        """Notes what has been answered up to now, if the state store is there."""
+        if self._logs is not None:
+            with suppress(StateUnavailable):
+                await self._logs.flush()
+
     async def stop(self) -> None:
         await self._server.announce_shutdown()
-        await self._server.stop(self._config.drain_seconds)
+        stopping = asyncio.ensure_future(self._server.stop(self._config.drain_seconds + _BREAK_OFF_SECONDS))
+        await asyncio.wait([stopping], timeout=self._config.drain_seconds)
+        if not stopping.done():
+            await self._answers.break_off()
+        await stopping
+        await self.flush_token_logs()
         await self._door.close()
         await self._store.close()
         self._tracing.shutdown()

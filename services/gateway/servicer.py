@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -15,26 +14,23 @@ from gateway.gateway import Gateway
 from gateway.prepared import ModelLimits, PreparedRequest
 from gateway.scope import Identity
 from octavo.v1 import common_pb2, inference_pb2
-from services.gateway.admission import Admission, Visit
+from services.gateway.admission import Admission
+from services.gateway.answers import Answers, within_deadline
 from services.gateway.backends import Backends
 from services.gateway.call_span import CallSpan
 from services.gateway.codec import core_error, decode_pin_request, decode_prompt, decode_request
-from services.gateway.generation import Generation
 from services.gateway.identity import Callers
 from services.gateway.pinning import Pinning
+from services.gateway.span_attributes import usage_attributes
 from services.rpc.parsing import parse
 from services.rpc.server import Context
 from services.rpc.status import RpcError, abort
-from services.telemetry.tracing import Attributes, RequestSpan, Tracing
+from services.telemetry.tracing import Tracing
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 LONG_REQUEST_BYTES = 16 * 1024
 """Requests from this size on are tokenized on a thread, so that they don't hold up others' streams."""
-
-PREFIX_MATCH_ENDS = {
-    number: name.removeprefix("PREFIX_MATCH_END_").lower() for name, number in common_pb2.PrefixMatchEnd.items()
-}
 
 R = TypeVar("R")
 
@@ -43,6 +39,7 @@ class GenerationServicer:
     """The public service. Its methods take plain bytes: see `services.rpc.parsing`.
 
     Args:
+        answers: the calls that stream.
         callers: tells who is calling.
         admission: lets requests in, and counts what they use.
         on_call: told of each call as it starts.
@@ -52,6 +49,7 @@ class GenerationServicer:
         self,
         gateway: Gateway,
         backends: Backends,
+        answers: Answers,
         callers: Callers,
         admission: Admission,
         tracing: Tracing,
@@ -59,17 +57,18 @@ class GenerationServicer:
     ) -> None:
         self._gateway = gateway
         self._backends = backends
+        self._answers = answers
         self._callers = callers
         self._admission = admission
         self._tracing = tracing
         self._on_call = on_call
         self._pinning = Pinning(backends)
-        self._running: set[tuple[str, str]] = set()
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service as grpc wants it."""
         methods = {
             "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
+            "Resume": grpc.unary_stream_rpc_method_handler(self.resume),
             "Tokenize": self._unary(self.tokenize),
             "ListModels": self._unary(self.list_models),
             "PinPrefix": self._unary(self.pin_prefix),
@@ -96,7 +95,7 @@ class GenerationServicer:
         try:
             with self._span("chat", context) as span, self._admission.visit(self._identify(context)) as visit:
                 request = await self._prepare(data, context, visit.identity)
-                await self._generate(request, span, context, visit)
+                await self._answers.begin(request, span, context, visit)
         except RpcError as error:
             await abort(context, error)
 
@@ -108,33 +107,16 @@ class GenerationServicer:
         prepared = await self._in_core(
             data, lambda limits: self._gateway.prepare(decode_request(message), limits, identity)
         )
-        return _within_deadline(prepared, context)
+        return within_deadline(prepared, context)
 
-    async def _generate(self, request: PreparedRequest, span: RequestSpan, context: Context, visit: Visit) -> None:
-        """Whatever ends this, the client's going away included, ends the request at the KV manager."""
-        key = request.tenant, request.request_id
-        if key in self._running:
-            message = f"request_id: {request.request_id!r} is running already"
-            raise RpcError(grpc.StatusCode.ALREADY_EXISTS, message, "REQUEST_EXISTS", "request_id")
-        self._running.add(key)
+    async def resume(self, data: bytes, context: Context) -> None:
+        self._on_call(context)
         try:
-            await visit.begin(request)
-            await self._answer(request, span, context, visit)
-        finally:
-            self._running.discard(key)
-
-    async def _answer(self, request: PreparedRequest, span: RequestSpan, context: Context, visit: Visit) -> None:
-        stream = self._backends.stream(request, span.context)
-        self._backends.submit(stream)
-        generation = Generation(self._gateway, request, stream)
-        try:
-            async for response in generation.responses():
-                visit.count(generation.usage)
-                if generation.over:
-                    span.end(_span_attributes(request, generation))
-                await _write(context, response)
-        finally:
-            stream.close()
+            with self._span("chat", context) as span, self._admission.continued(self._identify(context)) as visit:
+                message = parse(inference_pb2.ResumeRequest, data)
+                await self._answers.resume(message.request_id, message.from_token, span, context, visit)
+        except RpcError as error:
+            await abort(context, error)
 
     # Pins
 
@@ -145,9 +127,9 @@ class GenerationServicer:
                 data, lambda limits: self._gateway.prepare_pin(decode_pin_request(message), limits, visit.identity)
             )
             await visit.begin(prepared)
-            response = await self._pinning.pin(_within_deadline(prepared, context), span.context)
+            response = await self._pinning.pin(within_deadline(prepared, context), span.context)
             visit.count(response.usage)
-            span.end(_usage_attributes(response.usage))
+            span.end(usage_attributes(response.usage))
             return response
 
     async def unpin_prefix(self, data: bytes, context: Context) -> inference_pb2.UnpinPrefixResponse:
@@ -196,25 +178,8 @@ class GenerationServicer:
             raise core_error(error) from error
 
 
-async def _write(context: Context, response: bytes) -> None:
-    try:
-        await context.write(response)
-    except grpc.aio.InternalError as failure:
-        # The call ended at this very moment: its client left, or its own deadline came. There is nobody to tell.
-        raise asyncio.CancelledError from failure
-
-
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
-
-
-def _within_deadline(request: PreparedRequest, context: Context) -> PreparedRequest:
-    """The request with a time limit that is no longer than the call's own."""
-    remaining = context.time_remaining()
-    if remaining is None:
-        return request
-    remaining_us = max(1, int(remaining * 1e6))
-    return replace(request, timeout_us=min(request.timeout_us or remaining_us, remaining_us))
 
 
 def _trace_context(context: Context) -> common_pb2.TraceContext | None:
@@ -223,25 +188,3 @@ def _trace_context(context: Context) -> common_pb2.TraceContext | None:
     if "traceparent" not in metadata:
         return None
     return common_pb2.TraceContext(traceparent=metadata["traceparent"], tracestate=metadata.get("tracestate", ""))
-
-
-def _span_attributes(request: PreparedRequest, generation: Generation) -> Attributes:
-    """GenAI semantic conventions."""
-    return {
-        "gen_ai.response.id": request.request_id,
-        "gen_ai.response.model": request.model,
-        "gen_ai.response.finish_reasons": generation.finish_reasons,
-        **_usage_attributes(generation.usage),
-    }
-
-
-def _usage_attributes(usage: common_pb2.Usage) -> Attributes:
-    """Token counts under their present and their former names."""
-    return {
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "gen_ai.usage.prompt_tokens": usage.prompt_tokens,
-        "gen_ai.usage.completion_tokens": usage.completion_tokens,
-        "octavo.cached_tokens": usage.cached_tokens,
-        "octavo.prefix_match_end": PREFIX_MATCH_ENDS.get(usage.prefix_match_end, "unspecified"),
-    }

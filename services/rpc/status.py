@@ -37,7 +37,7 @@ class ExceededQuota:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: contextlib sets the traceback of what passes through
 class RpcError(Exception):
     """A call that ends with a status.
 

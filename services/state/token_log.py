@@ -97,6 +97,13 @@ class TokenLog(Protocol):
             StateUnavailable: some may have been added.
         """
 
+    async def missing(self, keys: Sequence[LogKey]) -> set[LogKey]:
+        """Which of these requests have no log: it was never opened, or got lost, too old or too large.
+
+        Raises:
+            StateUnavailable: nobody knows.
+        """
+
     async def take_over(self, key: LogKey, owner: str) -> LoggedRequest | None:
         """Makes `owner` the log's only writer and returns what is in it; None where there is no such log.
 

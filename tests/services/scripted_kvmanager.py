@@ -42,6 +42,7 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
         self.backend = kvmanager_pb2.BackendState(ready=True, model=MODEL, epoch=1)
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.silent = False
+        self._origins: dict[int, asyncio.Queue[kvmanager_pb2.AttachResponse | None]] = {}
         self._outboxes: set[asyncio.Queue[kvmanager_pb2.AttachResponse | None]] = set()
 
     @property
@@ -53,6 +54,11 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
         for outbox in self._outboxes:
             for message in messages:
                 outbox.put_nowait(message)
+
+    def answer(self, submission: kvmanager_pb2.Submission, *messages: kvmanager_pb2.AttachResponse) -> None:
+        """Sends messages to the gateway that a submission came from."""
+        for message in messages:
+            self._origins[id(submission)].put_nowait(message)
 
     def lose_gateways(self) -> None:
         """Ends the streams."""
@@ -93,6 +99,7 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
                 self.token_intervals.append(request.token_interval_us)
             for submission in request.submissions:
                 self.submissions.append(submission)
+                self._origins[id(submission)] = outbox
                 for message in self.script(submission):
                     if message.ends and submission.HasField("pin") and message.ends[0].HasField("usage"):
                         self._keep(submission)

@@ -3,107 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import tokenizers
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.client import AsyncClient, OctavoError, Segment
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
 from services.config import ConfigError, GatewayConfig
-from services.gateway.server import GatewayService
 from services.rpc.columns import unpack_int32
-from tests.ports import free_port
+from tests.services.gateway.gateway_bench import LENGTH, STOP, Bench, bench, ids, one_answer, save_bytes_tokenizer
 from tests.services.scripted_kvmanager import (
-    Script,
-    ScriptedKVManager,
     columns,
     end,
     eventually,
     progress,
     refusal,
-    serving,
     tokens,
 )
-
-STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer that knows bytes only."""
-    folder = tmp_path_factory.mktemp("model")
-    backend = tokenizers.Tokenizer(models.BPE({letter: index for index, letter in enumerate(ALPHABET)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def ids(text: str) -> list[int]:
-    return [ALPHABET.index(letter) for letter in text]
-
-
-class Bench:
-    """A gateway and the KV manager behind it."""
-
-    def __init__(self, kvmanager: ScriptedKVManager, address: str) -> None:
-        self.kvmanager = kvmanager
-        self.address = address
-        self.client = AsyncClient(address, retry=None)
-
-    @property
-    def submission(self) -> kvmanager_pb2.Submission:
-        """Of the only request."""
-        (submission,) = self.kvmanager.submissions
-        return submission
-
-    async def ask(self, prompt: Any = "abc", **arguments: Any) -> list[inference_pb2.GenerateResponse]:
-        return [response async for response in self.client.generate(prompt, **arguments)]
-
-    async def wait_until_ready(self) -> None:
-        async with grpc.aio.insecure_channel(self.address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            for _ in range(6000):
-                answer = await health.Check(health_pb2.HealthCheckRequest())
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-                await asyncio.sleep(0.005)
-        pytest.fail("the gateway never became ready")
-
-
-@asynccontextmanager
-async def bench(model: Path, script: Script, **settings: Any) -> AsyncIterator[Bench]:
-    kvmanager = ScriptedKVManager(script)
-    async with serving(kvmanager) as inner:
-        config = GatewayConfig(model=str(model), port=free_port(), kvmanager=inner, drain_seconds=0, **settings)
-        service = GatewayService(config)
-        await service.start()
-        running = asyncio.ensure_future(service.run())
-        made = Bench(kvmanager, config.address)
-        try:
-            await made.wait_until_ready()
-            yield made
-        finally:
-            await made.client.close()
-            await service.stop()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-
-def one_answer(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
-    """ "ab" for each of n sequences, or the end of a pin."""
-    if submission.HasField("pin"):
-        return [end(submission, prompt_tokens=3, cached_tokens=0)]
-    answers = [tokens(submission, ids("ab"), index=index, reason=LENGTH) for index in range(submission.n)]
-    return [*answers, end(submission, cached_tokens=2, prefix_match_end=common_pb2.PREFIX_MATCH_END_EVICTED)]
+    return save_bytes_tokenizer(tmp_path_factory.mktemp("model"))
 
 
 # --- What the KV manager gets ---------------------------------------------------------------------------------------

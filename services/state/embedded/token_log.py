@@ -54,6 +54,9 @@ class EmbeddedTokenLog:
         self._make_room()
         return lost
 
+    async def missing(self, keys: Sequence[LogKey]) -> set[LogKey]:
+        return {key for key in keys if key not in self._logs}
+
     async def take_over(self, key: LogKey, owner: str) -> LoggedRequest | None:
         self._make_room()
         kept = self._logs.get(key)

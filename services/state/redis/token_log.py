@@ -99,6 +99,10 @@ class RedisTokenLog:
             log.warning("an answer is too long for the token log and can't be resumed any more")
         return {key for (key, _), outcome in zip(batches, outcomes, strict=True) if outcome == _LOST}
 
+    async def missing(self, keys: Sequence[LogKey]) -> set[LogKey]:
+        found = await self._connection.run_all([command("EXISTS", *_keys(key)) for key in keys]) if keys else []
+        return {key for key, count in zip(keys, found, strict=True) if count < len(_keys(key))}
+
     async def take_over(self, key: LogKey, owner: str) -> LoggedRequest | None:
         reply = await self._connection.run(_TAKE_OVER(_keys(key), owner, self._lifetime))
         if reply is None:

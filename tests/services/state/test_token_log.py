@@ -61,6 +61,13 @@ async def test_a_log_that_does_not_exist(store: StateStore) -> None:
     assert await store.requests.take_over(KEY, "g") is None, "appending begins no log"
 
 
+async def test_which_logs_are_missing(store: StateStore) -> None:
+    here, gone = LogKey("acme", "here"), LogKey("acme", "gone")
+    await store.requests.open(here, "g", b"opening")
+    assert await store.requests.missing([here, gone]) == {gone}
+    assert await store.requests.missing([]) == set()
+
+
 async def test_a_name_used_again_begins_a_new_log(store: StateStore) -> None:
     await store.requests.open(KEY, "gateway 1", b"old")
     await store.requests.append([entry(b"old", last=True)])

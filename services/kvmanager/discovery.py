@@ -1,4 +1,4 @@
-"""Which executors there are, by the names that were configured: a name may stand for several addresses."""
+"""Which executors there are: by the names that were configured, and by what whoever led before knew beside these."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from contextlib import suppress
 from services.config import join_address
 from services.kvmanager.driver import Driver
 from services.kvmanager.executors import AlreadyListed, Executors
+from services.state.executor_registry import ExecutorRegistry
+from services.state.store import StateUnavailable
 
 log = logging.getLogger(__name__)
 
 LOOK_UP_SECONDS = 5.0
+UNANSWERED_LOOKS = 12
+"""After so many, an executor that only the registry knows, and that has not answered, is taken out."""
 
 
 class Discovery:
@@ -23,22 +27,52 @@ class Discovery:
     An address is added when a name stands for it that did not do so before; one that was drained is not added again.
     It is taken out when no name stands for it any more and it does not answer either.
 
+    Executors that were added at run time are in the registry: a new leader adds them once, and takes those out again
+    that never answer.
+
     Args:
         names: ``host:port`` each.
+        group: the executors', in the registry.
     """
 
-    def __init__(self, names: Sequence[str], executors: Executors, driver: Driver) -> None:
+    def __init__(
+        self, names: Sequence[str], executors: Executors, driver: Driver, registry: ExecutorRegistry, group: str
+    ) -> None:
         self._executors = executors
         self._driver = driver
+        self._registry = registry
+        self._group = group
         self._known: dict[str, set[str]] = {name: set() for name in names}
         self._unresolved: set[str] = set()
+        self._unanswered: set[str] = set()
 
     async def run(self) -> None:
         """Works until cancelled."""
+        await self._take_over()
+        looks = 0
         while True:
             for name in self._known:
                 await self._look_up(name)
             await asyncio.sleep(LOOK_UP_SECONDS)
+            looks += 1
+            await self._drop_unanswered(last=looks == UNANSWERED_LOOKS)
+
+    async def _take_over(self) -> None:
+        with suppress(StateUnavailable):
+            for each in await self._registry.list(self._group):
+                with suppress(AlreadyListed):
+                    self._executors.add(each.address)
+                    self._unanswered.add(each.address)
+
+    async def _drop_unanswered(self, last: bool) -> None:
+        named = set().union(*self._known.values())
+        self._unanswered = {
+            each for each in self._unanswered - named if each in self._executors and not self._driver.is_attached(each)
+        }
+        if last:
+            for address in self._unanswered:
+                await self._executors.remove(address)
+            self._unanswered.clear()
 
     async def _look_up(self, name: str) -> None:
         addresses = await self._resolve(name)

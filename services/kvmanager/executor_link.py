@@ -28,6 +28,9 @@ RETRY_SECONDS = 0.1
 CHECK_SECONDS = 0.1
 """How often it is looked whether a step takes too long."""
 
+STATUS_SECONDS = 0.5
+"""How long the status of a stream is waited for that can't be written to any more."""
+
 REFUSED_SECONDS = 5.0
 """An executor that is refused is asked again after this time: it may have been started anew as what it should be."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from services.kvmanager.executor_link import CHECK_SECONDS, ExecutorLink
 from services.kvmanager.stall import Stall
 from services.rpc.channel import Connect
 from services.state.executor_registry import ExecutorRegistry
+from services.state.store import StateUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +107,8 @@ class Executors:
             await asyncio.sleep(POLL_SECONDS)
         if self._entries.get(address) is entry:
             await self.remove(address)
+            with suppress(StateUnavailable):
+                await self._registry.remove(self._group, address)
         log.info("executor has left", extra={"address": address})
 
     async def remove(self, address: str) -> None:

@@ -59,7 +59,9 @@ class Term:
             config.executor_patience,
             connector(config, "executor"),
         )
-        self._discovery = Discovery(config.executor_addresses(), self.executors, self.driver)
+        self._discovery = Discovery(
+            config.executor_addresses(), self.executors, self.driver, store.executors, config.group
+        )
         self._prefixes = PrefixPublisher(manager, store.prefixes, config.group, lambda: self.driver.backend.model.name)
         self._pins = PinKeeper(self.driver, store.pins, config.group)
         self.over = asyncio.Event()

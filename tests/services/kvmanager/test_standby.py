@@ -88,6 +88,10 @@ class Member:
     def ready(self) -> bool:
         return self.service.term is not None and self.service.term.driver.backend.ready
 
+    @property
+    def executors(self) -> set[str]:
+        return set() if self.service.term is None else set(self.service.term.driver.manager.replicas)
+
     async def health(self, name: str) -> int:
         answer = await health_pb2_grpc.HealthStub(self.channel).Check(health_pb2.HealthCheckRequest(service=name))
         status: int = answer.status
@@ -268,6 +272,25 @@ async def test_pins_and_prefixes_are_there_again_at_the_next_leader(
     await eventually(state.count_prefixes, 2)
     await standby.stub.Unpin(kvmanager_pb2.UnpinRequest(tenant="acme", pin_id="stays"))
     assert state.stored_pins() == []
+
+
+async def test_executors_that_were_added_are_known_to_the_next_leader(
+    pair: tuple[Member, Member], executor: OracleService
+) -> None:
+    leader, standby = pair
+    added, drained = OracleService(), OracleService()
+    try:
+        for each in (added, drained):
+            await each.start()
+            await leader.stub.AddExecutor(kvmanager_pb2.AddExecutorRequest(address=each.address))
+        everybody = {executor.address, added.address, drained.address}
+        await eventually(lambda: leader.executors, everybody)
+        await leader.stub.DrainExecutor(kvmanager_pb2.DrainExecutorRequest(address=drained.address))
+        await leader.stop()
+        await eventually(lambda: standby.executors, everybody - {drained.address})
+    finally:
+        for each in (added, drained):
+            await each.kill()
 
 
 class GroupState:

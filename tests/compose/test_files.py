@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from services.config import ExecutorConfig, GatewayConfig, KVManagerConfig
+from services.rpc import health
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {"GATEWAY": GatewayConfig, "KVMANAGER": KVManagerConfig, "EXECUTOR": ExecutorConfig}
@@ -40,6 +41,15 @@ def test_every_variable_is_a_setting(services: dict[str, dict[str, Any]]) -> Non
                 assert match[2].lower() in {each.name for each in fields(CONFIGS[match[1]])}, name
                 seen.add(match[2].lower())
     assert {"gpu_memory_utilization", "tensor_parallel_size", "max_batched_tokens", "kv_memory"} <= seen
+
+
+def test_a_kv_manager_may_be_scaled_to_have_a_standby(services: dict[str, dict[str, Any]]) -> None:
+    service = services["kvmanager"]
+    assert health.STANDBY in service["healthcheck"]["test"]
+    assert "container_name" not in service
+    assert "ports" not in service
+    assert services["gateway"]["environment"]["OCTAVO_GATEWAY_KVMANAGER"] == "kvmanager:50052"
+    assert service["environment"]["OCTAVO_KVMANAGER_STATE"].startswith("redis://")
 
 
 def test_the_gpu_s_executor_has_as_many_gpus_as_ranks_and_room_for_what_they_say(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -54,7 +55,7 @@ class Stream:
     def resumed_at(self, killed_at: float) -> float:
         """When its first token came after the longest pause that the kill fell into or was followed by."""
         times = [killed_at, *(each for each in self.arrivals if each > killed_at)]
-        pauses = [(after - before, after) for before, after in zip(times, times[1:], strict=False)]
+        pauses = [(after - before, after) for before, after in itertools.pairwise(times)]
         return max(pauses)[1]
 
 
@@ -124,7 +125,7 @@ async def run(arguments: argparse.Namespace) -> None:
     settings = {
         "model": resolve_model(arguments.model),
         "state": arguments.state,
-        "log_level": "warning",
+        "log_level": "info" if arguments.verbose else "warning",
         "threads": arguments.threads,
     }
     log = (lambda line: print(line, file=sys.stderr)) if arguments.verbose else (lambda line: None)

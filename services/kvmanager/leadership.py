@@ -169,9 +169,11 @@ class Candidate:
     def _has_been_away(self, began: float) -> bool:
         """Whether the store, or this process, was away so lately that the leader may not have its lease again yet."""
         now = self._clock()
-        if self._was_away or now - began > RENEW_SECONDS:
+        if self._was_away:
             self._not_before = now + AFTER_OUTAGE_SECONDS
             self._was_away = False
+        elif now - began > RENEW_SECONDS:  # whatever was slow, the leader may have had to wait for it too
+            self._not_before = max(self._not_before, now + 2 * RENEW_SECONDS)
         return now < self._not_before
 
     async def _take_over(self) -> None:

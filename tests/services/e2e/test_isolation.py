@@ -172,6 +172,7 @@ def test_every_method_needs_a_key_and_says_no_more_than_that(stack: Stack, keys:
     prompt = inference_pb2.Prompt(tokens=inference_pb2.TokenPrompt(token_ids=some_tokens.fresh()))
     requests: dict[str, Message] = {
         "Generate": inference_pb2.GenerateRequest(prompt=prompt),
+        "Resume": inference_pb2.ResumeRequest(request_id="some"),
         "Tokenize": inference_pb2.TokenizeRequest(prompt=prompt),
         "ListModels": inference_pb2.ListModelsRequest(),
         "PinPrefix": inference_pb2.PinPrefixRequest(prompt=prompt),
@@ -179,7 +180,7 @@ def test_every_method_needs_a_key_and_says_no_more_than_that(stack: Stack, keys:
         "ListPins": inference_pb2.ListPinsRequest(),
     }
     service = inference_pb2.DESCRIPTOR.services_by_name["GenerationService"]
-    assert requests.keys() == {method.name for method in service.methods} - {"Resume"}
+    assert requests.keys() == {method.name for method in service.methods}
     stranger, _, _ = new_key(secrets.randbits)
     wrong = [None, "", "octavo", stranger, keys.acme[:-1], f"{keys.beta[:24]}{keys.acme[24:]}"]
     refusals = {refusal(stack, method, request, key) for method, request in requests.items() for key in wrong}
@@ -280,6 +281,29 @@ def test_request_ids_of_others_are_free(stack: Stack, keys: Keys, some_tokens: T
     assert start(stack, keys.acme, some_tokens.fresh(), request_id="one").error().reason == "REQUEST_EXISTS"
     assert ask(stack, keys.beta, some_tokens.fresh(), request_id="one").complete
     assert running.result().complete
+
+
+@pytest.mark.parametrize("max_tokens", [4, 400], ids=["over", "running"])
+def test_a_guessed_request_id_resumes_nothing_and_disturbs_nobody(
+    stack: Stack, keys: Keys, some_tokens: Tokens, max_tokens: int
+) -> None:
+    request_id = f"guessed-{max_tokens}"
+    call = start(stack, keys.acme, some_tokens.fresh(), request_id=request_id, max_tokens=max_tokens)
+    call.wait_for_tokens(4)
+    guessed, unknown = (
+        refusal(stack, "Resume", inference_pb2.ResumeRequest(request_id=name), keys.beta)
+        for name in (request_id, "unknown")
+    )
+    assert guessed == unknown
+    assert guessed[0] is grpc.StatusCode.NOT_FOUND
+    answer = call.result()
+    with grpc.insecure_channel(stack.gateway.address, options=CHANNEL_OPTIONS) as channel:
+        resumed = inference_pb2_grpc.GenerationServiceStub(channel).Resume(
+            inference_pb2.ResumeRequest(request_id=request_id),
+            metadata=[("authorization", f"Bearer {keys.acme_chat}")],
+            timeout=60,
+        )
+        assert [token for each in resumed for token in each.response.token_ids] == answer.token_ids
 
 
 def test_pins_of_others_are_not_there(stack: Stack, keys: Keys, some_tokens: Tokens) -> None:

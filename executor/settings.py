@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+MAX_BATCHED_TOKENS = 512
+MAX_SEQUENCES = 256
+"""Of one step, where nothing else was said."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
@@ -45,8 +49,8 @@ class ExecutorSettings:
     dtype: str = "auto"
     device: str = "auto"
     block_size: int = 16
-    max_batched_tokens: int = 512
-    max_sequences: int = 256
+    max_batched_tokens: int = MAX_BATCHED_TOKENS
+    max_sequences: int = MAX_SEQUENCES
     max_model_len: int | None = None
     threads: int | None = None
     decoder: str = "auto"

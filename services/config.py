@@ -23,6 +23,7 @@ else:
 
 from executor.errors import SettingsError
 from executor.memory.memory_budget import AUTO, CPU_KV_MEMORY, GPU_MEMORY_UTILIZATION, parse_budget
+from executor.settings import MAX_BATCHED_TOKENS, MAX_SEQUENCES
 from gateway.scope import NAME_RULE, is_name
 from kvmanager.accounts import Quota
 from services.tls_files import TlsFiles
@@ -69,7 +70,7 @@ def setting(
 
 def _max_batched_tokens() -> Any:
     return setting(
-        512,
+        MAX_BATCHED_TOKENS,
         "Token budget of one step, decodes and prefill together. The KV manager's and the executor's, which keeps"
         " memory for it on a GPU; the smaller one counts.",
         minimum=1,
@@ -77,7 +78,9 @@ def _max_batched_tokens() -> Any:
 
 
 def _max_sequences() -> Any:
-    return setting(256, "Most sequences that run at once; of the KV manager and the executor likewise.", minimum=1)
+    return setting(
+        MAX_SEQUENCES, "Most sequences that run at once; of the KV manager and the executor likewise.", minimum=1
+    )
 
 
 def _tenants_file() -> Any:

@@ -17,7 +17,7 @@ from benchmarks.gpu.results import Checks, within
 from benchmarks.gpu.shapes import THETA, Shape
 from executor.attention import AnyBackend, AttentionParams, AttentionPlan
 from executor.description import RotaryPositions
-from executor.torch_decoder.rotary import Angles, RotaryEmbedding
+from executor.rotary import Angles, RotaryEmbedding
 
 Rows = tuple[tuple[int, int], ...]
 Value = TypeVar("Value")

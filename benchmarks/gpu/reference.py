@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from executor.attention import AttentionParams
-from executor.torch_decoder.rotary import Angles
+from executor.rotary import Angles
 
 
 def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, params: AttentionParams) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from executor.description import DecoderDescription
 from executor.memory.arena import BlockArena, BlockLayout
-from executor.torch_decoder.rotary import Angles, rotate
+from executor.rotary import Angles, rotate
 
 # One layer's keys and values, as a backend wants to be given them.
 Cache = TypeVar("Cache")

@@ -9,7 +9,7 @@ import torch
 
 from executor.attention.triton.availability import triton_obstacle
 from executor.memory.arena import BlockArena
-from executor.torch_decoder.transfers import index
+from executor.transfers import index
 
 Pairs = Sequence[tuple[int, int]]
 

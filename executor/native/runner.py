@@ -13,7 +13,7 @@ from executor.model_runner import ModelRunner, Row
 from executor.native.decoder import NativeDecoder, angle_tables
 from executor.native.library import Crew
 from executor.native.structures import DecoderStep
-from executor.torch_decoder.rotary import RotaryEmbedding
+from executor.rotary import RotaryEmbedding
 
 
 class NativeRunner(ModelRunner):

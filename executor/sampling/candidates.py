@@ -10,7 +10,7 @@ import torch
 from executor.sampling.draw import Draw
 from executor.sampling.largest import largest
 from executor.sampling.logits_processors import process_logits
-from executor.torch_decoder.transfers import index, to_host
+from executor.transfers import index, to_host
 
 CandidateLists: TypeAlias = "Callable[[], list[tuple[list[int], list[float]]]]"
 """Makes the lists of tokens and log probabilities, once the device is done with them."""

@@ -14,7 +14,7 @@ import torch
 
 from executor.sampling.draw import Draw
 from executor.step import Penalties
-from executor.torch_decoder.transfers import index, to_device
+from executor.transfers import index, to_device
 
 Rows = list[tuple[int, Draw, Penalties]]
 

@@ -9,7 +9,7 @@ import torch
 
 from executor.sampling.draw import Draw
 from executor.step import TokenLogprobs
-from executor.torch_decoder.transfers import index, to_host
+from executor.transfers import index, to_host
 
 Reports: TypeAlias = "tuple[list[TokenLogprobs | None], list[float]]"
 """What draws with `logprobs` report, and the scores of ranked ones: each aligned with the draws (None and 0 for the

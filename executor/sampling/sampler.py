@@ -14,7 +14,7 @@ from executor.sampling.logits_processors import changes_logits, process_logits
 from executor.sampling.logprobs import chosen_logprobs
 from executor.sampling.random_stream import uniform
 from executor.step import SamplingParams, TokenLogprobs
-from executor.torch_decoder.transfers import index, to_device, to_host
+from executor.transfers import index, to_device, to_host
 
 # How many of the most likely tokens are looked at first for top-p; the whole vocabulary is sorted only for
 # rows whose nucleus is larger.

@@ -11,7 +11,7 @@ from executor.sampling.sampler import Drawn, Sampled
 from executor.sampling.samplers import Sampler
 from executor.sequences import SequenceState
 from executor.tensor_parallel.ranks import Ranks
-from executor.torch_decoder.transfers import to_host
+from executor.transfers import to_host
 
 
 def rank_sampler(sampler: Sampler, ranks: Ranks) -> Sampler:

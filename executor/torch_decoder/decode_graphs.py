@@ -14,7 +14,7 @@ from executor.model_runner import Row
 from executor.progress import Progress
 from executor.torch_decoder.cuda_graphs import GraphCapture
 from executor.torch_decoder.decoder import Decoder, DecoderInput
-from executor.torch_decoder.step_input import staged
+from executor.transfers import staged
 
 _SMALL_SIZES = (1, 2, 4)
 _LEAST_SHARING = 8
@@ -134,7 +134,7 @@ class DecodeGraphs:
         pending = [(place, row.sequence.pending) for place, row in enumerate(rows) if row.sequence.pending]
         places = np.array([place for place, _ in pending], dtype=np.int64)
         indices = np.array([token.index for _, token in pending], dtype=np.int64)
-        values = staged([columns.reshape(-1), places, indices], self._device)
+        values = staged(torch.from_numpy(np.concatenate([columns.reshape(-1), places, indices])), self._device)
         self._input[: len(values)].copy_(values, non_blocking=True)
         if pending:
             where = self._input[3 * size : len(values)].view(2, -1)

@@ -11,8 +11,8 @@ from torch import nn
 
 from executor.attention.interface import AttentionParams, AttentionPlan, Cache
 from executor.description import Activation, DecoderDescription, LearnedPositions, Norm, RotaryPositions
+from executor.rotary import Angles, RotaryEmbedding
 from executor.tensor_parallel import ALONE, Ranks
-from executor.torch_decoder.rotary import Angles, RotaryEmbedding
 from executor.weights import Shard
 
 

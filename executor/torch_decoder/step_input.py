@@ -10,6 +10,7 @@ import torch
 
 from executor.model_runner import Row
 from executor.torch_decoder.decoder import DecoderInput
+from executor.transfers import upload
 
 
 def step_input(rows: Sequence[Row], device: torch.device, *, every_token: bool = False) -> DecoderInput:
@@ -30,16 +31,8 @@ def step_input(rows: Sequence[Row], device: torch.device, *, every_token: bool =
         last[[i for i, _ in pending]],
         np.array([token.index for _, token in pending], dtype=np.int64),
     ]
-    on_device = staged(columns, device).to(device, non_blocking=True)
-    token_ids, positions, prompt_lengths, sampled, places, indices = torch.split(on_device, [*map(len, columns)])
+    token_ids, positions, prompt_lengths, sampled, places, indices = upload(columns, device)
     if pending:
         # All that is pending was sampled in the step before.
         token_ids.index_copy_(0, places, pending[0][1].tokens.index_select(0, indices))
     return DecoderInput(token_ids, positions, prompt_lengths, sampled)
-
-
-def staged(columns: Sequence[npt.NDArray[np.int64]], device: torch.device) -> torch.Tensor:
-    """The columns one after another, in host memory from which a copy to the device needs not be waited for."""
-    values = torch.empty(sum(map(len, columns)), dtype=torch.int64, pin_memory=device.type == "cuda")
-    np.concatenate(columns, out=values.numpy())
-    return values

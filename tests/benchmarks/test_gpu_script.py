@@ -25,8 +25,8 @@ from executor.attention import AttentionParams, AttentionPlan, ReferenceAttentio
 from executor.attention.reference import SlotCache
 from executor.memory.block_copier import Pairs
 from executor.memory.block_mover import DirectMover
+from executor.rotary import rotate
 from executor.timer import Span
-from executor.torch_decoder.rotary import rotate
 
 
 def _lines(text: str) -> list[dict]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor.torch_decoder.rotary import rotate
+from executor.rotary import rotate
 from tests.executor.triton.written import (
     FP8,
     check_written,

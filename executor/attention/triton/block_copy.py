@@ -11,7 +11,7 @@ from executor.attention.triton.kernel_spec import KernelSpec
 from executor.attention.triton.kernels.block_copy import copy_blocks_kernel
 from executor.memory.arena import BlockArena
 from executor.memory.block_copier import BlockCopier, Pairs, independent_runs
-from executor.torch_decoder.transfers import index
+from executor.transfers import index
 
 _TILE = 1024
 _WORD = torch.int32

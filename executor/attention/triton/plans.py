@@ -29,9 +29,9 @@ from executor.attention.triton.tiles import (
     split_keys,
     written_slots,
 )
-from executor.attention.triton.upload import pack, unpack, upload
 from executor.attention.triton.write import rotate_and_write, write_kv
-from executor.torch_decoder.rotary import Angles
+from executor.rotary import Angles
+from executor.transfers import pack, unpack, upload
 
 
 class _WritingPlan(AttentionPlan[BlockCache]):

@@ -62,7 +62,7 @@ def rotate_and_write(
     sines: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """Turns queries and keys, to the bits of `executor.torch_decoder.rotary.rotate`; stores the keys and the values.
+    """Turns queries and keys, to the bits of `executor.rotary.rotate`; stores the keys and the values.
 
     Args:
         queries: [tokens, heads, head_dim], as the keys.

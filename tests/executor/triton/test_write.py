@@ -1,4 +1,4 @@
-"""Fused rotary embedding and write into blocks, against `executor.torch_decoder.rotary.rotate` and plain indexing.
+"""Fused rotary embedding and write into blocks, against `executor.rotary.rotate` and plain indexing.
 
 The interpreter cuts off what bfloat16 can't hold instead of rounding, and rounds to 8 bits wrongly: here bfloat16 is
 only moved, and 8 bits get numbers that they hold. On a GPU all of it is compared.
@@ -13,7 +13,7 @@ import torch
 
 from executor.attention.triton.block_cache import BlockCache
 from executor.attention.triton.write import rotate_and_write, write_kv
-from executor.torch_decoder.rotary import rotate
+from executor.rotary import rotate
 from tests.executor.triton.vast_memory import vast_memory
 from tests.executor.triton.written import (
     FP8,

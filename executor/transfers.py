@@ -1,4 +1,4 @@
-"""Several arrays go to the device in one copy."""
+"""Small tensors between the host and a device, without waiting for what the device is doing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,37 @@ import torch
 
 Arrays = Sequence[npt.NDArray[Any]]
 
-# Triton reads faster what lies at multiples of 16 bytes.
+# Kernels read faster what lies at multiples of 16 bytes.
 _ALIGNMENT = 16
+
+
+def to_device(values: npt.ArrayLike, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The values where `like` lies. The host goes on at once: it may have a GPU's work in line before them.
+
+    Args:
+        values: numbers, or rows of them.
+        dtype: that of `like` where None.
+    """
+    tensor = torch.from_numpy(np.asarray(values)).to(dtype or like.dtype)
+    return staged(tensor, like.device).to(like.device, non_blocking=True)
+
+
+def staged(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor in memory from which `device` copies by itself: from other memory a copy waits for all in line."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def index(values: npt.ArrayLike, like: torch.Tensor) -> torch.Tensor:
+    """`to_device` of indices."""
+    return to_device(np.asarray(values, dtype=np.int64), like, torch.int64)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the host's memory: at once on a CPU; from a GPU once all that is in line now is done."""
+    if not tensor.is_cuda:
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)
 
 
 def pack(arrays: Arrays, device: torch.device) -> torch.Tensor:

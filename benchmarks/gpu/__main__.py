@@ -3,8 +3,9 @@
     python -m benchmarks.gpu --compile-only
     python -m benchmarks.gpu --check --time
 
-`--compile-only` needs no GPU: every form of every kernel that the executor can pick is compiled for sm_80, sm_90 and
-sm_100, and what must not be launched (spilled registers, too much shared memory) ends it with status 1.
+`--compile-only` needs no GPU: every listed form of every kernel, and with these every choice of tiles that a model can
+get, is compiled for sm_80, sm_90 and sm_100; what must not be launched (spilled registers, too much shared memory) ends
+it with status 1.
 
 `--check` compares every kernel with its formula in float64 on fresh random numbers, and greedy answers of a model with
 those of the same model on the CPU; what does not hold ends it with status 1. `--time` measures attention against the

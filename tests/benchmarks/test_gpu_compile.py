@@ -4,11 +4,16 @@ import json
 import random
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from benchmarks.gpu.compile_all import compile_all
 from benchmarks.gpu.compile_pool import Task, all_tasks, compile_tasks
+from executor.attention.triton.attention import AttentionShape, ScoreForm
+from executor.attention.triton.attention_forms import specs
+from executor.attention.triton.kernel_spec import KernelSpec
+from executor.attention.triton.tile_sizes import HEAD_DIMS
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +60,23 @@ def _check(tasks: list[Task], processes: int) -> None:
     summary = compile_all(tasks, processes)
     assert summary["compiled"] == len(tasks)
     assert summary["faults"] == []
+
+
+def test_whatever_tiles_a_model_gets_are_among_those_that_are_compiled():
+    listed = {tiles_of(spec) for spec in specs()}
+    for _ in range(300):
+        dtype, kv_dtype = random.choice(
+            [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.float8_e4m3fn)]
+        )
+        shape = AttentionShape(dtype, kv_dtype, 8, random.randint(1, 130), random.choice(HEAD_DIMS), 16)
+        assert {tiles_of(spec) for spec in specs([(shape, ScoreForm())])} <= listed, shape
+
+
+def tiles_of(spec: KernelSpec) -> tuple[object, ...]:
+    names = ("PADDED_DIM", "BLOCK_M", "BLOCK_N", "PEELED", "PARTIAL")
+    constants = [spec.constants[name] for name in names]
+    is_padded = spec.constants["PADDED_DIM"] != spec.constants["HEAD_DIM"]
+    return (spec.signature["keys"], is_padded, spec.num_warps, spec.num_stages, spec.made_for, *constants)
 
 
 def test_some_of_the_executors_kernels_fit_every_gpu():

@@ -11,12 +11,12 @@ from executor.attention.triton.dtypes import TRITON_NAMES
 from executor.attention.triton.heads import Gpu, Heads
 from executor.attention.triton.plans import GraphDecodePlan, StepPlan
 from executor.attention.triton.slopes import Slopes
+from executor.attention.triton.tile_sizes import HEAD_DIMS
 from executor.description import DecoderDescription
 from executor.errors import SettingsError
 from executor.memory.arena import BlockArena, BlockLayout
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
-_HEAD_DIMS = range(8, 257, 8)
 _FP8_CAPABILITY = (8, 9)
 # What the interpreter passes for.
 _SMALL_GPU = Gpu((9, 0), 4)
@@ -71,8 +71,8 @@ class TritonAttention(AttentionBackend[BlockCache]):
         fault = ""
         if block_size not in _BLOCK_SIZES:
             fault = f"block_size must be one of {', '.join(map(str, _BLOCK_SIZES))}, not {block_size}"
-        elif model.head_dim not in _HEAD_DIMS:
-            fault = f"heads must be a multiple of 8 wide, up to {_HEAD_DIMS[-1]}, not {model.head_dim}"
+        elif model.head_dim not in HEAD_DIMS:
+            fault = f"heads must be a multiple of 8 wide, up to {HEAD_DIMS[-1]}, not {model.head_dim}"
         elif dtype not in TRITON_NAMES:
             fault = f"keys and values are stored in {', '.join(map(str, TRITON_NAMES))}, not in {dtype}"
         elif dtype == torch.float8_e4m3fn and self._gpu.capability < _FP8_CAPABILITY:

@@ -12,6 +12,9 @@ from executor.attention.triton.prefix_work import TILE_ROWS
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
+HEAD_DIMS = range(8, 257, 8)
+"""Sizes of heads that there are tiles for."""
+
 # The narrowest matrix that tensor cores multiply.
 _LEAST = 16
 MOST_REGISTERS = 255
@@ -101,7 +104,7 @@ def _decode_sizes(group: int, dim: int, kv_bytes: int) -> TileSizes:
     heads = _even_part(group, 64 if dim <= 128 else 32)
     rows = max(_LEAST, _power_of_two(heads))
     # Converting from 8 bits takes registers.
-    most = 32 if dim > 128 else 64 if dim > 64 and kv_bytes == 1 else 128
+    most = 32 if dim > 128 else 64 if kv_bytes == 1 and (dim > 64 or rows > 16) else 128
     keys = min(_KEY_BYTES // (dim * kv_bytes), 4096 // rows, most)
     return TileSizes(heads, rows, keys, num_warps=8 if rows > 32 else 4, num_stages=3, peels=False)
 
@@ -113,7 +116,7 @@ def _prefill_sizes(group: int, head_dim: int, kv_bytes: int, is_large: bool) -> 
     rows, keys, num_stages = 128, 64, 3
     if dim > 128:
         rows, keys, num_stages = 64, 32 if head_dim == dim else 16, 2
-    elif kv_bytes == 1 or (dim > 64 and not is_large):
+    elif kv_bytes == 1 or (head_dim < dim <= 64) or (dim > 64 and not is_large):
         rows = 64
     return TileSizes(_even_part(group, rows), rows, keys, 8, num_stages, peels=dim <= 128, is_large=is_large)
 

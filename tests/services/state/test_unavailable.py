@@ -33,7 +33,7 @@ from tests.tcp_proxy import TcpProxy
 HOLDER, OTHER = Holder("10.0.0.1:50052", "a1"), Holder("10.0.0.2:50052", "b1")
 KEY = LogKey("acme", "1")
 BLOCK = b"8 bytes!"
-TENANT = Tenant("acme", requests_per_minute=1000, tokens_per_minute=1000, max_concurrent=1000)
+TENANT = Tenant("acme", requests_per_minute=6, tokens_per_minute=60, max_concurrent=1000)
 SECRET = "s3cr3t/@:%p"
 
 

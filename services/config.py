@@ -7,6 +7,7 @@ TOML file, the default written here. The command line derives its options from t
 
 import math
 import os
+import re
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -412,6 +413,8 @@ def _check_state_url(url: str) -> None:
         raise ConfigError("state: not a URL such as redis://host:6379/0") from None
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError("state: neither 'embedded' nor a redis://, rediss:// or unix:// URL")
+    if parts.scheme != "unix" and (not parts.hostname or not re.fullmatch(r"/?\d*", parts.path)):
+        raise ConfigError("state: not a URL such as redis://host:6379/0")
     if parts.password is not None or "password" in options:
         raise ConfigError(
             "state: the URL must not hold a password, which other users of the machine could read; give it in the file"

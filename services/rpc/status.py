@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status
 DOMAIN = "octavo"
 
 MESSAGE_BYTES = 1000
-"""Of the longest message: it may quote what a request says, it travels three times, and clients take 8 KiB of trailers."""
+"""Of the longest message: it may quote a request, it travels three times, and clients take 8 KiB of trailers."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 """grpc.StatusCode by number."""

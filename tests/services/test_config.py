@@ -302,6 +302,8 @@ def test_where_state_lives(url: str) -> None:
         ("redis://localhost?s3cret", "state: not a URL"),
         ("http://:s3cret@localhost", "state: neither 'embedded' nor a redis://"),
         ("s3cret", "state: neither 'embedded' nor a redis://"),
+        ("redis:/:s3cret@localhost", "state: not a URL such as redis://"),
+        ("redis://localhost/s3cret", "state: not a URL such as redis://"),
         ("redis://localhost?socket_timeout=60", "state: the URL may have the options db, ssl_ca_certs"),
     ],
 )

@@ -1,6 +1,6 @@
 """One answer out of several streams: what has arrived of it, and what of a response is new."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -13,14 +13,14 @@ class _Sequence:
     """What has arrived of one sequence.
 
     Attributes:
-        num_tokens: Tokens.
+        token_ids: Tokens.
         text_length: Characters of text.
         ended: Whether its finish reason has come.
         stream_text_length: Where in its text the present stream is. Below `text_length` where the stream began with the
             first token again.
     """
 
-    num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     text_length: int = 0
     ended: bool = False
     stream_text_length: int = 0
@@ -47,7 +47,7 @@ class Continuation:
     def next_positions(self) -> list[int]:
         """For each sequence by its index, the position of the first token that has not arrived."""
         count = max(self._sequences, default=-1) + 1
-        return [self._sequences[index].num_tokens if index in self._sequences else 0 for index in range(count)]
+        return [len(self._sequences[index].token_ids) if index in self._sequences else 0 for index in range(count)]
 
     def restart(self) -> None:
         """The next response is of a stream that begins with each sequence's first token."""
@@ -64,31 +64,35 @@ class Continuation:
         """What of a response has not arrived before: the response itself, a shorter one, or None.
 
         Raises:
-            OctavoError: DATA_LOSS: tokens are missing before it.
+            OctavoError: DATA_LOSS: tokens are missing before it, or came out otherwise before.
         """
         if response.HasField("progress"):
             return response if self._is_new_progress(response.progress) else None
         sequence = self._sequences.get(response.sequence_index)
         if sequence is None:
             sequence = self._sequences[response.sequence_index] = _Sequence()
-        known_tokens = sequence.num_tokens - response.position
-        if known_tokens < 0:
-            message = (
-                f"sequence {response.sequence_index}: token {sequence.num_tokens} was awaited,"
-                f" and the server went on with token {response.position}"
-            )
-            raise OctavoError(grpc.StatusCode.DATA_LOSS, message)
+        known_tokens = self._count_known(sequence, response)
         known_text = sequence.text_length - sequence.stream_text_length
         had_ended = sequence.ended
         sequence.stream_text_length += len(response.text)
         sequence.text_length = max(sequence.text_length, sequence.stream_text_length)
-        sequence.num_tokens = max(sequence.num_tokens, response.position + len(response.token_ids))
+        sequence.token_ids += response.token_ids[known_tokens:]
         ends = response.finish_reason != common_pb2.FINISH_REASON_UNSPECIFIED
         sequence.ended |= ends
         part: inference_pb2.GenerateResponse | None = response
         if known_tokens or known_text or had_ended:
             part = _without_known(response, known_tokens, known_text, ends and not had_ended)
         return self._with_usage(part) if self._began_again and ends else part
+
+    def _count_known(self, sequence: _Sequence, response: inference_pb2.GenerateResponse) -> int:
+        """How many tokens from the response's position on have arrived before; it may have fewer."""
+        arrived = sequence.token_ids
+        known = len(arrived) - response.position
+        if known < 0:
+            raise _lost(response, f"token {len(arrived)} was awaited, and the server went on with {response.position}")
+        if known and response.token_ids[:known] != arrived[response.position :][: len(response.token_ids)]:
+            raise _lost(response, "the second try gave other tokens than the first, which are with the caller")
+        return known
 
     def _with_usage(self, part: inference_pb2.GenerateResponse | None) -> inference_pb2.GenerateResponse | None:
         """A sequence's end, or None while it is the request's last response and has no usage yet."""
@@ -110,6 +114,10 @@ class Continuation:
             return False
         self._computed_prompt_tokens = progress.computed_tokens
         return True
+
+
+def _lost(response: inference_pb2.GenerateResponse, why: str) -> OctavoError:
+    return OctavoError(grpc.StatusCode.DATA_LOSS, f"sequence {response.sequence_index}: {why}")
 
 
 def _without_known(

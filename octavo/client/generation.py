@@ -22,6 +22,10 @@ _DEADLINE_MARGIN_SECONDS = 1.0
 # such method.
 _CANNOT_RESUME = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.UNIMPLEMENTED}
 
+# What it answers while the state store, which has the log, is away; and for how long that is waited for.
+_LOG_AWAY = "STATE_UNAVAILABLE"
+_LOG_PATIENCE_SECONDS = 5.0
+
 
 def call_deadline(timeout: float | None) -> float | None:
     """Seconds of the deadline of a call whose server knows the timeout too.
@@ -117,7 +121,7 @@ class Generation:
         Raises:
             OctavoError: There is none.
         """
-        if self._resumes and error.status in _CANNOT_RESUME:
+        if self._resumes and self._cannot_resume(error):
             self._resumes = False
             return 0.0
         if error.status is grpc.StatusCode.ALREADY_EXISTS and self._num_tries > 1:
@@ -129,3 +133,12 @@ class Generation:
         # Without a word from the server, nobody knows whether the request has begun.
         self._resumes |= self._try_responded or not error.from_server
         return self._retries.delay_after(error)
+
+    def _cannot_resume(self, error: OctavoError) -> bool:
+        """Whether only the whole answer once more helps.
+
+        Better is to go on with what was noted: on some hardware sums are rounded otherwise beside other requests, and a
+        second answer may then differ from the first.
+        """
+        is_away = error.reason == _LOG_AWAY and self._retries.outage_seconds() >= _LOG_PATIENCE_SECONDS
+        return is_away or error.status in _CANNOT_RESUME

@@ -86,6 +86,10 @@ class Retries:
         """Seconds that are left of the timeout; may be negative. None: no limit."""
         return None if self._end is None else self._end - self._clock()
 
+    def outage_seconds(self) -> float:
+        """Seconds since the first failure after the last response."""
+        return self._clock() - self._failing_since if self._failures else 0.0
+
     def responded(self) -> None:
         """A response has come: an outage, if there was one, is over."""
         self._begun = True

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from octavo.client import AsyncClient, Client, OctavoError, RetryPolicy
+from octavo.client import AsyncClient, Client, OctavoError, RetryPolicy, generation
 from octavo.v1 import common_pb2, inference_pb2
 from tests.ports import free_port
 from tests.services.scripted_gateways import (
@@ -206,6 +206,18 @@ def test_the_request_runs_although_its_answer_never_began(caller: Caller, set_wo
     world.known["mine"] = 2
     caller.generate(request_id="mine").check_complete()
     assert names(world) == ["Generate", "Resume", "Generate", "Resume"]
+
+
+def test_the_log_is_away(caller: Caller, set_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment it is waited for, then the answer is asked for once more."""
+    away = Fault(reason="STATE_UNAVAILABLE")
+    world = set_world(Fault(3), away, away)
+    caller.generate().check_complete()
+    assert names(world) == ["Generate", *["Resume"] * 3]
+    monkeypatch.setattr(generation, "_LOG_PATIENCE_SECONDS", 0.0)
+    world = set_world(Fault(3), away)
+    caller.generate().check_complete()
+    assert names(world) == ["Generate", "Resume", "Generate"]
 
 
 def test_a_name_that_another_request_has(caller: Caller, set_world: Callable[..., World]) -> None:

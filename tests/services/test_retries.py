@@ -100,11 +100,21 @@ def test_calls_that_fail_together_leave_a_server_once() -> None:
         Gateways([], lambda address: channel)
 
 
+def test_a_second_answer_that_differs_is_not_put_to_the_first() -> None:
+    continuation = Continuation(1)
+    continuation.new_part(inference_pb2.GenerateResponse(position=0, token_ids=[1, 2, 3]))
+    continuation.restart()
+    assert continuation.new_part(inference_pb2.GenerateResponse(position=0, token_ids=[1, 2])) is None
+    with pytest.raises(OctavoError, match="other tokens") as caught:
+        continuation.new_part(inference_pb2.GenerateResponse(position=2, token_ids=[4, 5]))
+    assert caught.value.status is grpc.StatusCode.DATA_LOSS
+
+
 def test_tokens_that_a_server_left_out() -> None:
     continuation = Continuation(1)
     response = inference_pb2.GenerateResponse(position=0, token_ids=[1, 2])
     assert continuation.new_part(response) is response
-    with pytest.raises(OctavoError, match="token 2 was awaited, and the server went on with token 3") as caught:
+    with pytest.raises(OctavoError, match="token 2 was awaited, and the server went on with 3") as caught:
         continuation.new_part(inference_pb2.GenerateResponse(position=3, token_ids=[4]))
     assert caught.value.status is grpc.StatusCode.DATA_LOSS
 

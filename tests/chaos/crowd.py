@@ -58,7 +58,8 @@ class Crowd:
         counter = _RetryCounter(self.counts)
         logger = logging.getLogger("octavo.client")
         logger.addHandler(counter)
-        level, logger.level = logger.level, logging.INFO
+        level, logger.propagate = logger.level, False
+        logger.setLevel(logging.INFO)
         clients = [asyncio.create_task(self._client(number)) for number in range(NUM_CLIENTS)]
         try:
             yield
@@ -70,6 +71,7 @@ class Crowd:
             await asyncio.gather(*clients, return_exceptions=True)
             logger.removeHandler(counter)
             logger.setLevel(level)
+            logger.propagate = True
 
     async def _client(self, number: int) -> None:
         rng = random.Random(f"{self._seed} {number}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
 
 from octavo.v1 import executor_pb2
+from services.kvmanager import executor_link
 from services.kvmanager.epochs import Deposed, Epochs
 from services.state.leadership import NotLeader
 from services.state.store import StateUnavailable
@@ -74,6 +76,50 @@ async def test_a_pause_of_the_kv_manager_loses_no_executor(make_rig: MakeRig, ca
     await rig.gateway.finished(reply)
     assert one.epoch == epoch
     assert "executor hangs" not in caplog.messages
+
+
+@pytest.mark.slow
+async def test_random_executors_hang_break_and_return(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer is right, whatever happens meanwhile to two executors, and what they held is used again."""
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    monkeypatch.setattr(executor_link, "EXHAUSTED_SECONDS", 0.01)
+    rng = random.Random(seed)
+    executors = [OracleService(num_host_blocks=20) for _ in range(2)]
+    rig = await make_rig(*executors, executor_patience=0.15)
+    for round_ in range(12):
+        numbers = [rng.randrange(1000) for _ in range(8)]
+        replies = [await rig.gateway.submit(prompt_of(number), seed=number, max_tokens=80) for number in numbers]
+        for number_of_fault in range(rng.randrange(4)):
+            num_tokens = rng.randrange(200 * number_of_fault, 200 * number_of_fault + 200)
+            await rig.eventually(
+                lambda replies=replies, num_tokens=num_tokens: (
+                    num_tokens <= sum(len(tokens) for reply in replies for tokens in reply.sequences.values())
+                ),
+                "so many tokens have come",
+            )
+            executor = rng.choice(executors)
+            fault = rng.choice(["hangs", "breaks", "has no memory"])
+            if fault == "has no memory":
+                executor.num_exhausted += 1
+                continue
+            executor.hold()
+            if fault == "breaks":
+                await executor.kill()
+            else:
+                await rig.eventually(
+                    lambda executor=executor: executor.address not in rig.manager.replicas or rig.manager.idle,
+                    "it is lost, or nobody needs it",
+                )
+            executor.go_on()
+            if fault == "breaks":
+                await executor.start()
+        for number, reply in zip(numbers, replies, strict=True):
+            await rig.gateway.finished(reply)
+            expected = expected_output(prompt_of(number), number, 0, 80, NO_STOP)
+            assert reply.sequences[0] == expected, f"round {round_}, request {number}"
+        await rig.when_idle()
+    await rig.eventually(rig.all_attached, "both are back")
 
 
 # Who leads

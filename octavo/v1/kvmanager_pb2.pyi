@@ -151,14 +151,16 @@ class Progress(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., prefill: _Optional[_Union[_inference_pb2.PrefillProgress, _Mapping]] = ...) -> None: ...
 
 class BackendState(_message.Message):
-    __slots__ = ("ready", "model", "epoch")
+    __slots__ = ("ready", "model", "epoch", "group")
     READY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     model: _inference_pb2.Model
     epoch: int
-    def __init__(self, ready: _Optional[bool] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    group: str
+    def __init__(self, ready: _Optional[bool] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., epoch: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
 
 class SequenceUpdate(_message.Message):
     __slots__ = ("handle", "sequence_index", "position", "token_ids", "logprobs", "finish_reason", "score")

@@ -60,7 +60,7 @@ class Answers:
                 seconds = request.timeout_us / 1e6
                 opening = encode_request(request, time.time() + seconds if seconds else None)
                 stream.log = self._logs.open(key, opening, stream.sequences, _ender(call))
-            self._backends.submit(stream)
+            await self._backends.submit(stream)
             await self._answer(Generation(self._gateway, request, stream), request, span, call.write, visit)
 
     async def resume(
@@ -84,7 +84,7 @@ class Answers:
             if known.end is not None:
                 stream.end(known.end)
             else:
-                self._backends.submit(stream)
+                await self._backends.submit(stream)
 
             async def write(response: bytes) -> None:
                 await call.write(_as_resumed(response))

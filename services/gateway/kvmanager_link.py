@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -69,6 +70,8 @@ class KVManagerLink:
         self._patience = patience
         self._on_change = on_change
         self._requests: dict[int, RequestStream] = {}
+        self._expected: Counter[bytes] = Counter()
+        """How many of the requests have the block in their prompts, by identity."""
         self._waiting = WaitingRequests()
         self._token_interval_us = 0
         self._attachment: Attachment | None = None
@@ -94,9 +97,30 @@ class KVManagerLink:
         return self._backend.ready and not self._given_up
 
     @property
+    def group(self) -> str:
+        """What the prefix directory calls the group."""
+        return self._backend.group
+
+    @property
     def load(self) -> int:
         """Requests of this gateway that the group has."""
         return len(self._requests)
+
+    @property
+    def tokens_to_prefill(self) -> int:
+        """Of prompts of these requests that have no token yet."""
+        return sum(len(each.request.prompt_token_ids) for each in self._requests.values() if not each.started)
+
+    def num_expected(self, identities: Sequence[bytes], cached_blocks: int) -> int:
+        """How many leading blocks of a prompt the group will have by the time that it is looked at.
+
+        Args:
+            identities: Of the prompt's blocks.
+            cached_blocks: How many it has already, as far as is known.
+        """
+        while cached_blocks < len(identities) and identities[cached_blocks] in self._expected:
+            cached_blocks += 1
+        return cached_blocks
 
     @property
     def model(self) -> inference_pb2.Model:
@@ -127,6 +151,7 @@ class KVManagerLink:
             self._waiting.check_room(stream)
             self._waiting.add(stream, self._gives_up_at, new=True)
         self._requests[stream.handle] = stream
+        self._expected.update(stream.identities)
         stream.carrier = self
         self._pacer.join(stream.pace)
         if self.open:
@@ -135,8 +160,7 @@ class KVManagerLink:
     def move_all_to(self, other: KVManagerLink) -> None:
         """Requests that wait here go on in another group."""
         for stream in self._waiting.take_all():
-            del self._requests[stream.handle]
-            self._pacer.leave(stream.pace)
+            self._remove(stream)
             try:
                 other.submit(stream)
             except RpcError as error:
@@ -170,15 +194,23 @@ class KVManagerLink:
     def forget(self, stream: RequestStream) -> None:
         """Nothing more is to be delivered to a request."""
         self._waiting.discard(stream)
-        if self._requests.pop(stream.handle, None) is None:
+        if stream.handle not in self._requests:
             return
-        self._pacer.leave(stream.pace)
+        self._remove(stream)
         # Those that are left are told of it when it has become much shorter; otherwise with the next request.
         interval_us = self._pacer.shortest_interval * 1e6
         if self._requests and self._attachment is not None and interval_us < self._token_interval_us / 2:
             message = kvmanager_pb2.AttachRequest()
             self._set_token_interval(message)
             self._attachment.send(message)
+
+    def _remove(self, stream: RequestStream) -> None:
+        del self._requests[stream.handle]
+        self._pacer.leave(stream.pace)
+        for identity in stream.identities:
+            self._expected[identity] -= 1
+            if not self._expected[identity]:
+                del self._expected[identity]
 
     # Pins that are there
 

@@ -32,7 +32,7 @@ class Pinning:
         """
         assert request.pin is not None
         stream = self._backends.stream(request, trace)
-        self._backends.submit(stream)
+        await self._backends.submit(stream)
         try:
             usage = await _usage(stream)
             pin = await self._find(request.tenant, request.pin.pin_id)

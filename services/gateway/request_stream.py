@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +52,7 @@ class RequestStream:
         carrier: Who has the request computed now.
         deadline: Its end by the event loop's clock, or None.
         submissions_in_vain: How often it was submitted since something last came for it.
+        identities: Of its prompt's blocks, where somebody has to choose among prefix caches.
         log: Is told of whatever comes.
         sequences: What it has.
     """
@@ -64,6 +65,7 @@ class RequestStream:
         self.pace = Pace(request.response_interval, looked_through=bool(request.sampling.stop))
         self.carrier: Carrier | None = None
         self.submissions_in_vain = 0
+        self.identities: Sequence[bytes] = ()
         self.log: RequestLog | None = None
         self.sequences = [ReceivedSequence() for _ in range(request.n)]
         self._loop = asyncio.get_running_loop()
@@ -95,6 +97,11 @@ class RequestStream:
     def complete(self) -> bool:
         """Every sequence has ended, whether or not the KV manager has said so."""
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
+    def started(self) -> bool:
+        """It has a token."""
+        return bool(self.sequences[0].token_ids)
 
     @property
     def settled(self) -> bool:

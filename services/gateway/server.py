@@ -47,6 +47,7 @@ class GatewayService:
         self._backends = Backends(
             config.kvmanager_groups(),
             connector(config, "kvmanager"),
+            self._store.prefixes,
             config.kvmanager_patience,
             responses_per_second,
             self._changed.set,

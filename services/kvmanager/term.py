@@ -51,6 +51,7 @@ class Term:
             on_event=traces.on_event,
         )
         self.driver = Driver(manager, traces)
+        self.driver.backend.group = config.group
         self.executors = Executors(
             self.driver,
             store.executors,

@@ -102,10 +102,11 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
                 self._origins[id(submission)] = outbox
                 for message in self.script(submission):
                     if message.ends and submission.HasField("pin") and message.ends[0].HasField("usage"):
-                        self._keep(submission)
+                        self.keep(submission)
                     outbox.put_nowait(message)
 
-    def _keep(self, submission: kvmanager_pb2.Submission) -> None:
+    def keep(self, submission: kvmanager_pb2.Submission) -> None:
+        """From here on there is the pin that it orders."""
         blocks = len(submission.prompt_token_ids) // 4 // MODEL.block_size
         pin = inference_pb2.Pin(
             pin_id=submission.pin.pin_id,

@@ -19,6 +19,7 @@ from services.gateway.request_stream import RequestStream
 from services.rpc.channel import inner_channel
 from services.rpc.columns import unpack_int32
 from services.rpc.status import RpcError
+from services.state.embedded.prefix_directory import EmbeddedPrefixDirectory
 from tests.ports import free_port
 from tests.services.gateway.prepared_requests import Reader, prepared
 from tests.services.scripted_kvmanager import (
@@ -33,6 +34,7 @@ from tests.services.scripted_kvmanager import (
 )
 
 STOP = common_pb2.FINISH_REASON_STOP
+NO_PREFIXES = EmbeddedPrefixDirectory(lambda: 0.0)
 AWAY = (grpc.StatusCode.UNAVAILABLE, "STANDBY")
 
 Submissions = list[kvmanager_pb2.Submission]
@@ -54,9 +56,9 @@ class Bench:
     def kvmanager(self) -> ScriptedKVManager:
         return self.kvmanagers[0]
 
-    def submit(self, request: PreparedRequest | None = None) -> RequestStream:
+    async def submit(self, request: PreparedRequest | None = None) -> RequestStream:
         stream = self.backends.stream(request or prepared(), None)
-        self.backends.submit(stream)
+        await self.backends.submit(stream)
         self.streams.append(stream)
         return stream
 
@@ -92,7 +94,7 @@ async def bench(
         kvmanager.refusal = None if number in ready else AWAY
     async with _all_serving(scripted) as served:
         groups = [[served[int(number)] for number in group.split(",")] for group in addresses.split(";")]
-        backends = Backends(groups, connect, patience, 1000.0, lambda: None)
+        backends = Backends(groups, connect, NO_PREFIXES, patience, 1000.0, lambda: None)
         running = asyncio.ensure_future(backends.run())
         here = Bench(backends, scripted)
         await eventually(lambda: all(scripted[number].attached for number in ready))
@@ -135,7 +137,7 @@ async def failure(stream: RequestStream) -> RpcError:
 async def test_a_request_goes_on_from_the_tokens_that_it_has() -> None:
     """What was sent twice arrives once, whoever sent it."""
     async with bench() as here:
-        reader = Reader(here.submit())
+        reader = Reader(await here.submit())
         (first,) = await here.submissions(1)
         assert not first.HasField("resumption")
         here.kvmanager.tell(columns(first, [(0, 0, 10)]), columns(first, [(0, 1, 11)]))
@@ -156,12 +158,12 @@ async def test_a_request_goes_on_from_the_tokens_that_it_has() -> None:
 
 async def test_all_come_again_as_they_arrived() -> None:
     async with bench() as here:
-        readers = [Reader(here.submit(prepared([number]))) for number in range(5)]
+        readers = [Reader(await here.submit(prepared([number]))) for number in range(5)]
         submissions = await here.submissions(5)
         here.kvmanager.tell(columns(submissions[3], [(0, 0, 30)]))
         await readers[3].read(1)
         await here.go_away()
-        meanwhile = here.submit(prepared([5]))
+        meanwhile = await here.submit(prepared([5]))
         here.streams[1].close()
         here.come_back()
         again = (await here.submissions(10))[5:]
@@ -174,7 +176,7 @@ async def test_all_come_again_as_they_arrived() -> None:
 async def test_a_sequence_that_has_ended_stays_so() -> None:
     """Whether the KV manager ended it or a stop string did."""
     async with bench() as here:
-        reader = Reader(here.submit(prepared(n=3)))
+        reader = Reader(await here.submit(prepared(n=3)))
         (first,) = await here.submissions(1)
         here.kvmanager.tell(
             columns(first, [(0, 0, 10), (1, 0, 20), (2, 0, 30)]), tokens(first, [11], position=1, reason=STOP)
@@ -198,7 +200,7 @@ async def test_a_sequence_that_has_ended_stays_so() -> None:
 
 async def test_where_all_have_ended_nothing_is_submitted() -> None:
     async with bench() as here:
-        reader = Reader(here.submit())
+        reader = Reader(await here.submit())
         (first,) = await here.submissions(1)
         here.kvmanager.tell(tokens(first, [10], reason=STOP))
         await reader.read(1)
@@ -212,7 +214,7 @@ async def test_where_all_have_ended_nothing_is_submitted() -> None:
 async def test_what_has_to_start_again(ranking: dict[str, Any]) -> None:
     """A request that its backend ranks, and one of which a sequence has no token."""
     async with bench() as here:
-        reader = Reader(here.submit(prepared(**ranking)))
+        reader = Reader(await here.submit(prepared(**ranking)))
         (first,) = await here.submissions(1)
         here.kvmanager.tell(columns(first, [(0, 0, 10)]))
         await reader.read(1)
@@ -227,13 +229,13 @@ async def test_what_has_to_start_again(ranking: dict[str, Any]) -> None:
 async def test_it_waits_until_the_kv_manager_knows_its_model() -> None:
     """One that has just started would refuse, for want of an executor."""
     async with bench() as here:
-        here.submit()
+        await here.submit()
         await here.submissions(1)
         here.kvmanager.backend = kvmanager_pb2.BackendState()
         here.kvmanager.lose_gateways()
         await eventually(lambda: not here.kvmanager.attached)
         await eventually(lambda: here.kvmanager.attached)
-        here.submit()
+        await here.submit()
         assert here.backends.model == MODEL
         assert here.backends.ready
         await here.submissions(1)
@@ -246,7 +248,7 @@ async def test_a_pin_is_ordered_again() -> None:
     async with bench() as here:
         from gateway.prepared import PinOrder
 
-        stream = here.submit(prepared(pin=PinOrder("pin", 1_000_000)))
+        stream = await here.submit(prepared(pin=PinOrder("pin", 1_000_000)))
         (first,) = await here.submissions(1)
         await here.go_away()
         here.come_back()
@@ -258,7 +260,7 @@ async def test_a_pin_is_ordered_again() -> None:
 
 async def test_a_gap_is_an_error() -> None:
     async with bench() as here:
-        stream = here.submit()
+        stream = await here.submit()
         (first,) = await here.submissions(1)
         here.kvmanager.tell(columns(first, [(0, 0, 10)]), columns(first, [(0, 2, 12)]))
         with pytest.raises(PositionGap, match="tokens from 1 to 1"):
@@ -270,7 +272,7 @@ async def test_a_gap_is_an_error() -> None:
 async def test_a_request_that_brings_every_kv_manager_down_does_not_do_so_for_ever() -> None:
     async with bench() as here:
         here.kvmanager.script = lambda submission: here.kvmanager.lose_gateways() or []  # type: ignore[func-returns-value]
-        error = await failure(here.submit())
+        error = await failure(await here.submit())
         assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "BACKEND_UNAVAILABLE")
         assert "10 times" in error.message
 
@@ -280,36 +282,37 @@ async def test_a_request_that_brings_every_kv_manager_down_does_not_do_so_for_ev
 
 async def test_patience_has_an_end() -> None:
     async with bench(patience=0.3) as here:
-        waiting_one = here.submit()
+        waiting_one = await here.submit()
         await here.submissions(1)
         await here.go_away()
-        newcomer = here.submit()
+        newcomer = await here.submit()
         for stream in (waiting_one, newcomer):
             error = await failure(stream)
             assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "BACKEND_UNAVAILABLE")
             assert error.retry_after
             stream.close()
         await eventually(lambda: not here.backends.ready)
-        for refused in (lambda: here.submit(), lambda: here.backends.model):
-            with pytest.raises(RpcError, match="can't be reached"):
-                refused()
+        with pytest.raises(RpcError, match="can't be reached"):
+            await here.submit()
+        with pytest.raises(RpcError, match="can't be reached"):
+            _ = here.backends.model
         here.come_back()
         await eventually(lambda: here.backends.ready)
-        here.submit()
+        await here.submit()
         await here.submissions(2)
 
 
 async def test_before_the_first_kv_manager_there_is_nothing_to_wait_for() -> None:
     async with bench(ready=()) as here:
         with pytest.raises(RpcError, match="can't be reached") as caught:
-            here.submit()
+            await here.submit()
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_request_s_own_time_goes_on_while_it_waits() -> None:
     async with bench() as here:
-        short = here.submit(prepared(timeout_us=300_000))
-        long = here.submit(prepared(timeout_us=60_000_000))
+        short = await here.submit(prepared(timeout_us=300_000))
+        long = await here.submit(prepared(timeout_us=60_000_000))
         first = await here.submissions(2)
         await here.go_away()
         error = await failure(short)
@@ -327,17 +330,17 @@ async def test_no_more_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(waiting, limit, value)
     async with bench() as here:
         for _ in range(3):
-            here.submit()
+            await here.submit()
         await here.submissions(3)
         await here.go_away()
-        leaving, _ = here.submit(), here.submit()
+        leaving, _ = await here.submit(), await here.submit()
         with pytest.raises(RpcError) as caught:
-            here.submit()
+            await here.submit()
         error = caught.value
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
         assert error.retry_after
         leaving.close()
-        here.submit()
+        await here.submit()
         here.come_back()
         await here.submissions(8)
 
@@ -347,7 +350,7 @@ async def test_no_more_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPat
 
 async def test_a_standby_takes_over() -> None:
     async with bench("0,1", kvmanagers=2) as here:
-        reader = Reader(here.submit())
+        reader = Reader(await here.submit())
         (first,) = await here.submissions(1)
         here.kvmanager.tell(columns(first, [(0, 0, 10)]))
         await reader.read(1)
@@ -363,7 +366,7 @@ async def test_a_request_that_comes_too_late_for_one_leader_goes_to_the_next(rea
         here.kvmanager.script = lambda submission: [
             refusal(submission, grpc.StatusCode.UNAVAILABLE, "another leads", reason)
         ]
-        reader = Reader(here.submit())
+        reader = Reader(await here.submit())
         await here.submissions(1)
         here.kvmanagers[1].refusal = None
         await here.go_away()
@@ -377,7 +380,7 @@ async def test_other_refusals_are_for_the_client() -> None:
         here.kvmanager.script = lambda submission: [
             refusal(submission, grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL")
         ]
-        delivery = await here.submit().next()
+        delivery = await (await here.submit()).next()
         assert delivery.end is not None
         assert delivery.end.error.reason == "QUEUE_FULL"
 
@@ -386,7 +389,7 @@ async def test_a_kv_manager_that_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) 
     """Though it does take connections: a standby is found beside it."""
     monkeypatch.setattr(attachment, "_TICK_SECONDS", 0.1)
     async with bench("0,1", kvmanagers=2) as here:
-        here.submit()
+        await here.submit()
         await here.submissions(1)
         here.kvmanager.silent = True
         here.kvmanagers[1].refusal = None
@@ -397,7 +400,7 @@ async def test_an_address_that_takes_connections_and_says_nothing_holds_nobody_u
     mute = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", free_port())
     async with mute, serving(ScriptedKVManager(lambda submission: [])) as address:
         silent = f"127.0.0.1:{mute.sockets[0].getsockname()[1]}"
-        backends = Backends([[silent, address]], connect, 60.0, 1000.0, lambda: None)
+        backends = Backends([[silent, address]], connect, NO_PREFIXES, 60.0, 1000.0, lambda: None)
         running = asyncio.ensure_future(backends.run())
         await eventually(lambda: backends.ready)
         running.cancel()
@@ -408,7 +411,7 @@ async def test_a_group_that_is_lost_gives_its_requests_to_another(monkeypatch: p
     monkeypatch.setattr(kvmanager_link, "_TAKE_OVER_SECONDS", 0.2)
     async with bench("0;1", kvmanagers=2, ready=(0, 1)) as here:
         await eventually(lambda: all(link.open for link in here.backends.links))
-        first, second = (Reader(here.submit()) for _ in range(2))
+        first, second = Reader(await here.submit()), Reader(await here.submit())
         (there,) = await here.submissions(1)
         await here.submissions(1, here.kvmanagers[1])
         here.kvmanager.tell(columns(there, [(0, 0, 10)]))

@@ -14,7 +14,7 @@ from octavo.v1 import inference_pb2, kvmanager_pb2
 from services.kvmanager import executor_link
 from tests.oracle import expected_output
 from tests.services.kvmanager.conftest import MakeRig, Rig
-from tests.services.kvmanager.oracle_service import OracleService
+from tests.services.kvmanager.oracle_service import BLOCK_SIZE, OracleService
 
 LONG = 120
 NO_STOP: frozenset[int] = frozenset()
@@ -156,6 +156,26 @@ async def test_no_request_is_lost_to_a_step_without_memory(
     # Where a write fails at the very moment when the status comes, gRPC makes one of its own (`set_internal_error`).
     said = [reason for reason in said if reason != "INTERNAL: Internal error from Core"]
     assert said == ["RESOURCE_EXHAUSTED: no memory to compute the step"], "it is said once"
+    await rig.when_idle()
+
+
+async def test_blocks_outlast_the_connection_that_filled_them(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executor_link, "EXHAUSTED_SECONDS", 0.01)
+    caplog.set_level(logging.INFO)
+    executor = OracleService()
+    rig = await make_rig(executor)
+    await rig.gateway.generate(prompt_of(1), seed=1, max_tokens=5)
+    epoch, executor.num_exhausted = executor.epoch, 1
+    await rig.gateway.generate(prompt_of(2), seed=2, max_tokens=5)
+    assert executor.epoch > epoch
+    warm = await rig.gateway.generate(prompt_of(1), seed=3, max_tokens=5)
+    assert warm.sequences[0] == expected_output(prompt_of(1), 3, 0, 5, NO_STOP)
+    assert warm.usage.cached_tokens >= (len(prompt_of(1)) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    attached = [record for record in caplog.records if record.getMessage() == "executor attached"]
+    assert attached[0].stored_blocks == 0  # type: ignore[attr-defined]
+    assert attached[-1].stored_blocks > 0  # type: ignore[attr-defined]
     await rig.when_idle()
 
 

@@ -20,7 +20,17 @@ class InvalidRequest(RequestError):
 
 
 class QueueFull(RequestError):
-    """Too many requests wait already."""
+    """Too many requests wait already.
+
+    Attributes:
+        retry_after: seconds in which there will be room again, as far as can be told.
+        tenant: whose limit it is; None: that of all together.
+    """
+
+    def __init__(self, message: str, retry_after: float, tenant: str | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.tenant = tenant
 
 
 class PinRefused(RequestError):

@@ -14,12 +14,17 @@ class Limits:
     Attributes:
         max_batched_tokens: tokens computed in one step, decodes and prefill chunks together.
         max_sequences: sequences running at once on one executor.
-        max_waiting_requests: requests in the queue, those of all executors together.
+        max_waiting_requests: requests in the queue, those of all executors together; 0 for any number.
+        max_waiting_tokens: tokens of their prompts; 0 for any number.
+        max_waiting_requests_per_tenant, max_waiting_tokens_per_tenant: the same for each tenant.
     """
 
     max_batched_tokens: int
     max_sequences: int
     max_waiting_requests: int
+    max_waiting_tokens: int = 0
+    max_waiting_requests_per_tenant: int = 0
+    max_waiting_tokens_per_tenant: int = 0
 
     def __post_init__(self) -> None:
         if self.max_batched_tokens < self.max_sequences:

@@ -22,7 +22,6 @@ from kvmanager.errors import (
     ExecutorFailed,
     InvalidRequest,
     OutOfOrder,
-    QueueFull,
     RequestError,
 )
 from kvmanager.events import Event, EventKind, EventSink
@@ -32,8 +31,9 @@ from kvmanager.memory import Memory
 from kvmanager.pins import LostPin, Pin, Pins
 from kvmanager.policies import make_policy
 from kvmanager.prefix_cache import PrefixCache
+from kvmanager.queue_bounds import QueueBounds
 from kvmanager.replica import Replica
-from kvmanager.request import Request, Sequence
+from kvmanager.request import Request, RequestState, Sequence
 from kvmanager.request_checks import check_num_sequences, check_spec
 from kvmanager.resumption import resume
 from kvmanager.router import Router
@@ -89,6 +89,7 @@ class KVManager:
         self._homeless: dict[Hashable, Request] = {}
         self._router = Router(prefix_caching)
         self._deadlines = Deadlines()
+        self._queue_bounds = QueueBounds(limits)
         self._sequences = SequenceFactory()
         self._arrivals = count(1)
 
@@ -125,7 +126,9 @@ class KVManager:
         memory = Memory(name, capacity, costs, self.quotas, self.kv_events, self._prefix_caching, self._identify)
         adopt(memory, stored, self._identify)
         limits = self.limits.within(capacity)
-        scheduler = Scheduler(memory, limits, self._policy, self._sequences, self.counters, self._emit)
+        scheduler = Scheduler(
+            memory, limits, self._policy, self._queue_bounds, self._sequences, self.counters, self._emit
+        )
         self.replicas[name] = Replica(
             name, memory, scheduler, self._sequences, self.counters, self._emit, self._prefix_computed
         )
@@ -135,7 +138,7 @@ class KVManager:
         waiting = [each for replica in self.replicas.values() for each in replica.scheduler.hand_over_waiting()]
         for request in sorted(homeless + waiting, key=lambda each: each.arrival):
             self._place(request, outputs, now)
-        return self._settle(outputs)
+        return self._settle(outputs, now)
 
     def detach_executor(self, name: str, now: float) -> Outputs:
         """The executor is gone, and with it every key and value. Its requests go on elsewhere, or wait."""
@@ -155,7 +158,7 @@ class KVManager:
                 self._homeless[request.spec.handle] = request
             elif request.spec.handle in self._requests:
                 self._place(request, outputs, now)
-        return self._settle(outputs)
+        return self._settle(outputs, now)
 
     def drain_executor(self, name: str, now: float) -> Outputs:
         """Gives an executor nothing new; what waits for it goes elsewhere. Detach it when `replicas[name].idle`."""
@@ -163,7 +166,7 @@ class KVManager:
         replica = self.replicas[name]
         replica.draining = True
         self._send_elsewhere(replica, outputs, now)
-        return self._settle(outputs)
+        return self._settle(outputs, now)
 
     def _send_elsewhere(self, replica: Replica, outputs: Outputs, now: float) -> None:
         """A draining replica keeps what has begun if nobody else could go on with it."""
@@ -197,11 +200,12 @@ class KVManager:
                 raise InvalidRequest("pin_id", "a pin with this id exists")
             self._let_go(known, now)  # it was computed, but its gateway did not hear of it
         check_spec(spec, self.capacity, self.limits.max_sequences)
-        num_waiting = self.num_waiting
-        if num_waiting >= self.limits.max_waiting_requests and not (spec.resubmitted or spec.resumed):
-            raise QueueFull(f"{num_waiting} requests are waiting, which is the limit")
+        if not (spec.resubmitted or spec.resumed):
+            self._queue_bounds.check(spec, now)
         outputs = Outputs()
         self._accept(spec, outputs, now)
+        if not spec.resumed:
+            self._queue_bounds.joined(spec, now)
         return outputs
 
     def _accept(self, spec: RequestSpec, outputs: Outputs, now: float) -> None:
@@ -234,7 +238,7 @@ class KVManager:
             self._homeless[spec.handle] = request
         else:
             self._end_homeless(request, outputs, now)
-            self._settle(outputs)
+            self._settle(outputs, now)
 
     def _pin(self, request: Request, home: Replica | None) -> None:
         """Promises a pin its blocks. A new one is not kept when that fails."""
@@ -326,12 +330,12 @@ class KVManager:
         if sample_index is None:
             unheard = Outputs()
             self._end(request, unheard, now, detail="abort")
-            self._settle(unheard)
+            self._settle(unheard, now)
         elif request.streamed and sample_index < len(request.sequences):
             sequence = request.sequences[sample_index]
             if not sequence.finished:
                 self._finish(sequence, outputs, now)
-        return self._settle(outputs)
+        return self._settle(outputs, now)
 
     def _finish(self, sequence: Sequence, outputs: Outputs, now: float) -> None:
         request = sequence.request
@@ -352,7 +356,7 @@ class KVManager:
             request = self._requests[handle]
             if request.spec.deadline is not None and request.spec.deadline <= now:  # not an earlier one's of this name
                 self._end(request, outputs, now, error=DeadlineExceeded("the request's time is over"))
-        return self._settle(outputs)
+        return self._settle(outputs, now)
 
     def next_deadline(self) -> float | None:
         """The earliest time at which `expire` may have something to do."""
@@ -368,7 +372,7 @@ class KVManager:
         else:
             self._end_homeless(request, outputs, now, error, detail)
 
-    def _settle(self, outputs: Outputs) -> Outputs:
+    def _settle(self, outputs: Outputs, now: float) -> Outputs:
         """Forgets the requests that have ended, and keeps the pins' own from the gateways."""
         for end in outputs.ends:
             request = self._requests.pop(end.handle, None)
@@ -378,6 +382,7 @@ class KVManager:
             self._homeless.pop(end.handle, None)
             self._router.left(request)
             self._policy.left(request.spec.tenant)
+            self._queue_bounds.left(end.handle, now)
             order = request.spec.pin
             if order is not None and (pin := self.pins.get(order.pin_id)) and pin.blocks is None:
                 self.pins.remove(pin)  # it could not be computed
@@ -425,7 +430,7 @@ class KVManager:
         if replica.draining:
             self._send_elsewhere(replica, outputs, now)
         if outputs.ends or outputs.progress:
-            self._settle(outputs)
+            self._settle(outputs, now)
         return outputs
 
     # Pins
@@ -454,7 +459,7 @@ class KVManager:
         if computing is not None:
             unheard = Outputs()
             self._end(computing, unheard, now, detail="abort")
-            self._settle(unheard)
+            self._settle(unheard, now)
         if pin.pin_id in self.pins:
             self.pins.remove(pin)
 
@@ -522,3 +527,5 @@ class KVManager:
                 promised = sum(pin.charges[account.owner] for pin in self.pins if pin.replica is replica)
                 assert account.num_pinned == promised, "a pin's promise is wrong"
         assert placed == Counter(list(self._requests)), "a request is nowhere, or twice"
+        unbegun = [handle for handle, each in self._requests.items() if each.state is RequestState.WAITING]
+        self._queue_bounds.check_integrity({handle for handle in unbegun if not isinstance(handle, LostPin)})

@@ -11,6 +11,7 @@ from kvmanager.events import Event, EventKind, EventSink
 from kvmanager.limits import Limits
 from kvmanager.memory import Admission, Memory
 from kvmanager.policies import Policy
+from kvmanager.queue_bounds import QueueBounds
 from kvmanager.request import Request, RequestState, Sequence
 from kvmanager.room import Room
 from kvmanager.sequences import SequenceFactory
@@ -36,6 +37,7 @@ class Scheduler:
         memory: Memory,
         limits: Limits,
         policy: Policy,
+        bounds: QueueBounds,
         sequences: SequenceFactory,
         counters: Counters,
         emit: EventSink,
@@ -50,6 +52,7 @@ class Scheduler:
         self.prefilling: dict[int, Sequence] = {}
         self.num_rows = 0
         self._policy = policy
+        self._bounds = bounds
         self._factory = sequences
         self._counters = counters
         self._emit = emit
@@ -467,6 +470,7 @@ class Scheduler:
             self._counters.prompt_tokens += len(request.spec.prompt_token_ids)
             self._counters.cached_prompt_tokens += num_cached
             self._counters.host_cached_prompt_tokens += self.memory.tokens_from_host(admission)
+        self._bounds.left(request.spec.handle, now)
         self._counters.note_state(request, RequestState.RUNNING, now)
         executor = self.memory.executor
         self._emit(Event(EventKind.ADMITTED, now, request.spec.handle, value=num_cached, executor=executor))

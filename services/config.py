@@ -284,7 +284,16 @@ class KVManagerConfig(StateConfig, ServiceConfig):
     )
     max_batched_tokens: int = _max_batched_tokens()
     max_sequences: int = _max_sequences()
-    max_waiting_requests: int = setting(1024, "Most requests that wait; more are refused.", minimum=0)
+    max_waiting_requests: int = setting(1024, "Most requests that wait; more are refused. 0: any number.", minimum=0)
+    max_waiting_tokens: int = setting(
+        4_000_000, "Most tokens of their prompts, in all; more are refused. 0: any number.", minimum=0
+    )
+    max_waiting_requests_per_tenant: int = setting(
+        0, "Most requests of one tenant that wait. 0: any number.", minimum=0
+    )
+    max_waiting_tokens_per_tenant: int = setting(
+        0, "Most tokens of the prompts of one tenant's waiting requests. 0: any number.", minimum=0
+    )
     prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt prefixes.")
     group: str = setting(
         "",

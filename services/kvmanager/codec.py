@@ -43,7 +43,7 @@ from services.rpc.columns import (
 )
 
 RETRY_AFTER_US = 1_000_000
-"""What a refused caller is told to wait: about the time in which a full queue moves on."""
+"""What a caller is told to wait where nobody can tell how long it will take."""
 
 _EARLY_STOPPING = {
     common_pb2.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.HEURISTIC,
@@ -290,10 +290,16 @@ def encode_error(error: Exception) -> kvmanager_pb2.RequestError:
         return kvmanager_pb2.RequestError(
             code=code_pb2.INVALID_ARGUMENT, message=message, field=error.field, reason="INVALID_REQUEST"
         )
-    if isinstance(error, QueueFull | PinRefused):
-        reason = "QUEUE_FULL" if isinstance(error, QueueFull) else "PIN_REFUSED"
+    if isinstance(error, QueueFull):
         return kvmanager_pb2.RequestError(
-            code=code_pb2.RESOURCE_EXHAUSTED, message=message, reason=reason, retry_after_us=RETRY_AFTER_US
+            code=code_pb2.RESOURCE_EXHAUSTED,
+            message=message,
+            reason="QUEUE_FULL" if error.tenant is None else "TENANT_QUEUE_FULL",
+            retry_after_us=int(error.retry_after * 1e6),
+        )
+    if isinstance(error, PinRefused):
+        return kvmanager_pb2.RequestError(
+            code=code_pb2.RESOURCE_EXHAUSTED, message=message, reason="PIN_REFUSED", retry_after_us=RETRY_AFTER_US
         )
     if isinstance(error, DeadlineExceeded):
         return kvmanager_pb2.RequestError(

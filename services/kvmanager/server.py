@@ -37,7 +37,14 @@ class KVManagerService:
     def __init__(self, config: KVManagerConfig) -> None:
         self._config = config
         try:
-            self._limits = Limits(config.max_batched_tokens, config.max_sequences, config.max_waiting_requests)
+            self._limits = Limits(
+                config.max_batched_tokens,
+                config.max_sequences,
+                config.max_waiting_requests,
+                config.max_waiting_tokens,
+                config.max_waiting_requests_per_tenant,
+                config.max_waiting_tokens_per_tenant,
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._store = open_store(config.state, config.state_password())

@@ -36,6 +36,9 @@ class Harness:
         max_batched_tokens: int = 64,
         max_sequences: int = 16,
         max_waiting_requests: int = 100,
+        max_waiting_tokens: int = 0,
+        max_waiting_requests_per_tenant: int = 0,
+        max_waiting_tokens_per_tenant: int = 0,
         prefix_caching: bool = True,
         seed: int = 0,
         num_host_blocks: int = 0,
@@ -54,7 +57,14 @@ class Harness:
         self._identify = identify
         self._new_manager = partial(
             KVManager,
-            Limits(max_batched_tokens, max_sequences, max_waiting_requests),
+            Limits(
+                max_batched_tokens,
+                max_sequences,
+                max_waiting_requests,
+                max_waiting_tokens,
+                max_waiting_requests_per_tenant,
+                max_waiting_tokens_per_tenant,
+            ),
             policy=policy,
             preemption=preemption,
             quotas=quotas,

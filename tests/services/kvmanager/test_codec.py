@@ -269,7 +269,8 @@ def test_the_end_of_a_match(end: PrefixMatchEnd | None) -> None:
     ("error", "code", "reason", "field"),
     [
         (InvalidRequest("sampling.n", "too many"), code_pb2.INVALID_ARGUMENT, "INVALID_REQUEST", "sampling.n"),
-        (QueueFull("full"), code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL", ""),
+        (QueueFull("full", 2.5), code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL", ""),
+        (QueueFull("full", 2.5, "acme"), code_pb2.RESOURCE_EXHAUSTED, "TENANT_QUEUE_FULL", ""),
         (PinRefused("no room"), code_pb2.RESOURCE_EXHAUSTED, "PIN_REFUSED", ""),
         (DeadlineExceeded("over"), code_pb2.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "timeout"),
         (ExecutorFailed("again"), code_pb2.INTERNAL, "EXECUTOR_FAILED", ""),
@@ -280,3 +281,5 @@ def test_errors(error: Exception, code: int, reason: str, field: str) -> None:
     encoded = encode_error(error)
     assert (encoded.code, encoded.reason, encoded.field, encoded.message) == (code, reason, field, str(error))
     assert bool(encoded.retry_after_us) is (code == code_pb2.RESOURCE_EXHAUSTED)
+    if isinstance(error, QueueFull):
+        assert encoded.retry_after_us == 2_500_000

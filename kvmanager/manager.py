@@ -34,8 +34,9 @@ from kvmanager.prefix_cache import PrefixCache
 from kvmanager.queue_bounds import QueueBounds
 from kvmanager.replica import Replica
 from kvmanager.request import Request, RequestState, Sequence
-from kvmanager.request_checks import check_num_sequences, check_spec
+from kvmanager.request_checks import check_spec
 from kvmanager.resumption import resume
+from kvmanager.rooms import can_relieve, rooms_for
 from kvmanager.router import Router
 from kvmanager.scheduler import Scheduler
 from kvmanager.sequences import SequenceFactory
@@ -130,7 +131,7 @@ class KVManager:
             memory, limits, self._policy, self._queue_bounds, self._sequences, self.counters, self._emit
         )
         self.replicas[name] = Replica(
-            name, memory, scheduler, self._sequences, self.counters, self._emit, self._prefix_computed
+            name, memory, scheduler, self._sequences, self.counters, self._emit, self.pins.computed
         )
         self.capacity = max((each.memory.capacity for each in self.replicas.values()), key=lambda each: each.num_blocks)
         self._compute_lost_pins(now)
@@ -212,7 +213,7 @@ class KVManager:
         assert self.capacity is not None
         scopes = ScopeMap(spec.spans, self.capacity.block_size)
         request = Request(spec, next(self._arrivals), now, scopes, 0, state_since=now)
-        rooms = self._rooms(request)
+        rooms = rooms_for(request, self._open_replicas())
         request.max_length = max(rooms.values()) if rooms else self._room_without_executor(request)
         if spec.beam is not None:
             output = request.max_length - len(spec.prompt_token_ids)
@@ -255,24 +256,6 @@ class KVManager:
                 self.pins.remove(pin)
             raise
 
-    def _rooms(self, request: Request) -> dict[Replica, int]:
-        """How long the request's sequences may get, on each replica that can take it.
-
-        Raises:
-            InvalidRequest: none can.
-        """
-        rooms: dict[Replica, int] = {}
-        refusal: InvalidRequest | None = None
-        for replica in self._open_replicas():
-            try:
-                check_num_sequences(request.spec, replica.scheduler.limits.max_sequences)
-                rooms[replica] = replica.memory.room_for(request)
-            except InvalidRequest as error:
-                refusal = error
-        if refusal is not None and not rooms:
-            raise refusal
-        return rooms
-
     def _room_without_executor(self, request: Request) -> int:
         assert self.capacity is not None
         return self.capacity.resolve_max_length(request.spec, self.capacity.num_blocks)
@@ -287,7 +270,7 @@ class KVManager:
             if request.num_losses >= MAX_LOSSES:
                 raise ExecutorFailed(f"{request.num_losses} executors in a row failed while this request ran")
             self.pins.unplace(request.spec)
-            rooms = self._rooms(request)
+            rooms = rooms_for(request, self._open_replicas())
             if not rooms:
                 self._homeless[handle] = request
                 return
@@ -410,9 +393,8 @@ class KVManager:
             head = other.scheduler.waiting.head()
             if other is replica or head is None or not head.waiting_reason or head.spec.pin is not None:
                 continue
-            room = replica.memory.pool.num_available > replica.memory.capacity.worst_case(head.spec, head.max_length)
-            if room and scheduler.num_rows + head.spec.num_sequences <= scheduler.limits.max_sequences:
-                if head.max_length <= self._rooms(head).get(replica, 0) and other.scheduler.hand_over(head):
+            if can_relieve(replica, head):
+                if other.scheduler.hand_over(head):
                     self._router.left(head)
                     self._enqueue(head, replica)
                 return
@@ -463,23 +445,13 @@ class KVManager:
         if pin.pin_id in self.pins:
             self.pins.remove(pin)
 
-    def _prefix_computed(self, request: Request, replica: Replica, now: float) -> RequestError | None:
-        assert request.spec.pin is not None
-        pin = self.pins.get(request.spec.pin.pin_id)
-        if pin is None or pin.replica is not replica:
-            return InvalidRequest("pin_id", "the pin was let go of")
-        self.pins.computed(pin, request, now)
-        return None
-
     def _compute_lost_pins(self, now: float) -> None:
         """Pins whose executor is gone are computed again, on another or on the same one when it is back."""
         if not self._open_replicas():
             return
-        for pin in list(self.pins):
-            handle = LostPin(pin.pin_id)
-            if pin.replica is None and pin.expires is not None and handle not in self._requests:
+        for spec in self.pins.to_compute():
+            if spec.handle not in self._requests:
                 try:
-                    spec = replace(pin.spec, handle=handle, deadline=pin.expires, report_progress=False)
                     self._accept(spec, Outputs(), now)
                 except RequestError:
                     continue  # it fits nowhere, for now

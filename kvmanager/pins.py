@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvmanager.block import Block
 from kvmanager.content import ScopeMap
-from kvmanager.errors import InvalidRequest, PinRefused
+from kvmanager.errors import InvalidRequest, PinRefused, RequestError
 from kvmanager.replica import Replica
 from kvmanager.request import Request
+from kvmanager.rooms import can_finish
 from kvmanager.spec import RequestSpec
 
 
@@ -82,19 +83,23 @@ class Pins:
         pin.charges = scopes.owners(0, num_blocks)
         _promise(pin, replica, 1)
         for request in requests:
-            if not _fits(request, replica):
+            if not can_finish(request, replica):
                 _promise(pin, replica, -1)
                 # Whose request that is, and how large, is not this tenant's to know.
                 raise PinRefused(f"the pin's {num_blocks} blocks would leave too few to a request that is under way")
         pin.replica = replica
 
-    def computed(self, pin: Pin, request: Request, now: float) -> None:
-        """The request's prompt is in its table: holds its full blocks."""
-        assert pin.replica is not None
+    def computed(self, request: Request, replica: Replica, now: float) -> RequestError | None:
+        """The prompt of a pin's request is in its table: holds its full blocks, unless the pin was let go of."""
+        assert request.spec.pin is not None
+        pin = self.get(request.spec.pin.pin_id)
+        if pin is None or pin.replica is not replica:
+            return InvalidRequest("pin_id", "the pin was let go of")
         assert pin.spec.pin is not None
-        pin.blocks = pin.replica.memory.pin(request.sequences[0], pin.charges.total())
+        pin.blocks = replica.memory.pin(request.sequences[0], pin.charges.total())
         if pin.expires is None:
             pin.expires = now + pin.spec.pin.ttl
+        return None
 
     def lost(self, replica: Replica) -> list[Pin]:
         """An executor is gone. Returns the pins that have to be computed again elsewhere."""
@@ -102,6 +107,14 @@ class Pins:
         for pin in pins:
             pin.replica = pin.blocks = None
         return pins
+
+    def to_compute(self) -> list[RequestSpec]:
+        """Requests that compute the prefixes again which no executor has any more."""
+        return [
+            replace(pin.spec, handle=LostPin(pin.pin_id), deadline=pin.expires, report_progress=False)
+            for pin in self
+            if pin.replica is None and pin.expires is not None
+        ]
 
     def unplace(self, spec: RequestSpec) -> None:
         """Takes back what was promised to the pin that a request computes, if it computes one."""
@@ -131,11 +144,3 @@ class Pins:
 def _promise(pin: Pin, replica: Replica, sign: int) -> None:
     for owner, count in pin.charges.items():
         replica.memory.pool.accounts[owner].num_pinned += sign * count
-
-
-def _fits(request: Request, replica: Replica) -> bool:
-    """Whether the request can still run to its end there."""
-    try:
-        return replica.memory.room_for(request) >= request.max_length
-    except InvalidRequest:
-        return False

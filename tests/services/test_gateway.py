@@ -9,9 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from octavo.client import AsyncClient, OctavoError, Segment
-from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
+from octavo.v1 import common_pb2, inference_pb2, inference_pb2_grpc, kvmanager_pb2
 from services.config import ConfigError, GatewayConfig
 from services.rpc.columns import unpack_int32
 from tests.services.gateway.gateway_bench import LENGTH, STOP, Bench, bench, ids, one_answer, save_bytes_tokenizer
@@ -601,3 +602,34 @@ async def test_pins_without_a_name_or_of_another_model(model: Path) -> None:
         with pytest.raises(OctavoError) as caught:
             await here.client.pin("abcabcabc", ttl=60, model="gpt-7")
         assert (caught.value.status, caught.value.field) == (grpc.StatusCode.NOT_FOUND, "model")
+
+
+# --- Clients that are slow ------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_does_not_read_holds_up_nobody(model: Path) -> None:
+    """What it leaves lying is kept as a few long responses, and it gets all of it when it reads at last."""
+    text = ids("abcdefghij") * 100
+    num_steps = 400
+
+    def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
+        return one_answer(submission) if submission.request_id == "fast" else []
+
+    little_room = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 14)]
+    async with bench(model, script) as here, grpc.aio.insecure_channel(here.address, little_room) as channel:
+        slow = inference_pb2_grpc.GenerationServiceStub(channel).Generate(
+            inference_pb2.GenerateRequest(
+                request_id="slow", prompt=inference_pb2.Prompt(text="abc"), response_interval=Duration()
+            )
+        )
+        await eventually(lambda: here.kvmanager.submissions)
+        submission = here.submission
+        for step in range(num_steps):
+            here.kvmanager.tell(tokens(submission, text, position=step * len(text)))
+            if step % 10 == 0:
+                assert (await here.ask(request_id="fast"))[-1].text == "ab"
+        here.kvmanager.tell(tokens(submission, ids("z"), position=num_steps * len(text), reason=STOP), end(submission))
+        responses = [response async for response in slow]
+    assert len(responses) < num_steps
+    assert "".join(response.text for response in responses) == "abcdefghij" * 100 * num_steps + "z"
+    assert responses[-1].usage.completion_tokens == num_steps * len(text) + 1

@@ -41,6 +41,8 @@ _PAUSE_SECONDS = 0.05
 _MAX_SUBMISSIONS_IN_VAIN = 10
 """A request that is there each time that KV managers are lost, and gets nothing from any, is taken to be the reason."""
 
+_QUEUE_FULL = "QUEUE_FULL"
+
 _HAND_OVER_REASONS = frozenset({"DRAINING", "STANDBY"})
 """Refusals that are about the KV manager, not about the request."""
 
@@ -341,10 +343,21 @@ class KVManagerLink:
             self._send(stream)
 
     def _end(self, stream: RequestStream, end: kvmanager_pb2.RequestEnd) -> None:
-        if end.HasField("error") and end.error.reason in _HAND_OVER_REASONS:
-            self._waiting.add(stream, asyncio.get_running_loop().time() + self._patience)
+        loop = asyncio.get_running_loop()
+        if end.error.reason in _HAND_OVER_REASONS:
+            self._waiting.add(stream, loop.time() + self._patience)
+        elif end.error.reason == _QUEUE_FULL and stream.submissions_in_vain > 1:
+            # It had a place in the queue of a KV manager that is gone.
+            self._waiting.add(stream, loop.time() + self._patience)
+            loop.call_later(end.error.retry_after_us / 1e6, self._send_again, stream)
         else:
             stream.end(end)
+
+    def _send_again(self, stream: RequestStream) -> None:
+        if self.open and stream in self._waiting:
+            self._waiting.discard(stream)
+            stream.submissions_in_vain -= 1
+            self._send(stream)
 
     def _lose(self) -> None:
         """The stream is gone, and with it whatever was on its way."""

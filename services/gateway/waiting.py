@@ -26,6 +26,9 @@ class WaitingRequests:
         self._timers: dict[RequestStream, asyncio.TimerHandle] = {}
         self._new_tokens: dict[RequestStream, int] = {}
 
+    def __contains__(self, stream: RequestStream) -> bool:
+        return stream in self._timers
+
     def check_room(self, stream: RequestStream) -> None:
         """Checks that one more request may come.
 

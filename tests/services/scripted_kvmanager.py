@@ -186,10 +186,12 @@ def end(submission: kvmanager_pb2.Submission, **usage: int) -> kvmanager_pb2.Att
 
 
 def refusal(
-    submission: kvmanager_pb2.Submission, code: grpc.StatusCode, message: str, reason: str
+    submission: kvmanager_pb2.Submission, code: grpc.StatusCode, message: str, reason: str, retry_after: float = 1.5
 ) -> kvmanager_pb2.AttachResponse:
     """A message that ends a request with an error."""
-    error = kvmanager_pb2.RequestError(code=code.value[0], message=message, reason=reason, retry_after_us=1_500_000)
+    error = kvmanager_pb2.RequestError(
+        code=code.value[0], message=message, reason=reason, retry_after_us=round(retry_after * 1e6)
+    )
     return kvmanager_pb2.AttachResponse(ends=[kvmanager_pb2.RequestEnd(handle=submission.handle, error=error)])
 
 

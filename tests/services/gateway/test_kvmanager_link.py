@@ -385,6 +385,20 @@ async def test_other_refusals_are_for_the_client() -> None:
         assert delivery.end.error.reason == "QUEUE_FULL"
 
 
+async def test_a_request_that_had_a_place_in_the_queue_gets_one_again() -> None:
+    async with bench() as here:
+        reader = Reader(await here.submit())
+        await here.submissions(1)
+        await here.go_away()
+        here.kvmanager.script = lambda submission: [
+            refusal(submission, grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL", retry_after=0.1)
+        ]
+        here.come_back()
+        await eventually(lambda: len(here.kvmanager.submissions) >= 4)
+        here.kvmanager.script = lambda submission: [tokens(submission, [10], reason=STOP), end(submission)]
+        assert await reader.read_all() == {0: [10]}
+
+
 async def test_a_kv_manager_that_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it does take connections: a standby is found beside it."""
     monkeypatch.setattr(attachment, "_TICK_SECONDS", 0.1)

@@ -29,7 +29,7 @@ ENTRY_BYTES = 48
 NUM_ENTRIES = 100
 NUM_BLOCKS = 20_000
 NUM_GROUPS = 4
-ROUNDS = 200
+ROUNDS = 100
 
 MODEL = "benchmark"
 HOLDER = Holder("127.0.0.1:0", "benchmark")
@@ -64,9 +64,14 @@ async def operations(store: StateStore) -> dict[str, Callable[[], Awaitable[obje
         await store.prefixes.publish(MODEL, f"group{group}", identities, [])
     batch = [LogEntry(each, "benchmark", os.urandom(ENTRY_BYTES)) for each in keys]
     few = random.sample(identities, 64)
+
+    async def find(blocks: list[bytes]) -> None:
+        lengths = await store.prefixes.longest(MODEL, blocks)
+        assert lengths == {f"group{group}": len(blocks) for group in range(NUM_GROUPS)}, "the leases have run out"
+
     return {
-        f"longest of {len(few)} blocks in {NUM_GROUPS} groups": lambda: store.prefixes.longest(MODEL, few),
-        f"longest of 4096 blocks in {NUM_GROUPS} groups": lambda: store.prefixes.longest(MODEL, identities[:4096]),
+        f"longest of {len(few)} blocks in {NUM_GROUPS} groups": lambda: find(few),
+        f"longest of 4096 blocks in {NUM_GROUPS} groups": lambda: find(identities[:4096]),
         "publish and withdraw 16 blocks": lambda: store.prefixes.publish(MODEL, "group0", few[:16], few[16:32]),
         "renew the lease": lambda: store.leadership.lead(MODEL, HOLDER, 60),
         "register an executor": lambda: store.executors.register(MODEL, "127.0.0.1:0", "benchmark"),

@@ -13,7 +13,7 @@ LEASE_SECONDS = 15.0
 """A group that neither publishes nor refreshes for this time has nothing any more; refresh three times as often."""
 
 IDENTITY_BYTES = 8
-"""So many bytes of a block's identity, from its start, are kept and compared."""
+"""So many bytes of a block's identity, from its start, are kept and compared. None is shorter."""
 
 MAX_BLOCKS = 1 << 20
 """Most blocks of one group and model that are held; more are not taken."""
@@ -57,7 +57,8 @@ class PrefixDirectory(Protocol):
             identities: of the prompt's blocks, in order.
 
         Returns:
-            By group; a group that has not even the first one, or whose lease ran out, is absent.
+            By group; a group that has not even the first one, or whose lease ran out, is absent. Of a long prompt it
+            may be less by up to a 128th of its blocks.
 
         Raises:
             StateUnavailable: nobody knows.

@@ -6,8 +6,9 @@ octavo:1:{MODEL}:blocks:GROUP    set: the first 8 bytes of each block's identity
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from math import ceil
 
 from services.state.prefix_directory import IDENTITY_BYTES, LEASE_SECONDS, MAX_BLOCKS
 from services.state.redis.connection import RedisConnection
@@ -17,20 +18,29 @@ from services.state.redis.scripts import NOW, Command, Script, command
 CHUNK = 1000
 """Identities in one run of the script, which may not keep others waiting."""
 
-# KEYS: groups, blocks. ARGV: group, lease in ms, most blocks, how many are added, those, those that are removed.
+NUM_EXACT = 128
+"""So many blocks of a prompt are looked up one by one, and at most as many of the rest."""
+
+# KEYS: groups, blocks. ARGV: group, lease in ms, most blocks, bytes of an identity, those added, those removed; each as
+# one string, for so many words of a command would keep the event loop busy.
 # Returns 1 if the group's lease had not ended.
 _PUBLISH = Script(
     NOW
     + """
-local group, lease, most, num_added = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local group, lease, most, size = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local num_added, num_removed = #ARGV[5] / size, #ARGV[6] / size
+local function split(identities, count)
+    local parts = {}
+    for i = 1, count do parts[i] = string.sub(identities, (i - 1) * size + 1, i * size) end
+    return parts
+end
 local known = tonumber(redis.call('ZSCORE', KEYS[1], group) or '0') > now
 redis.call('ZADD', KEYS[1], now + lease, group)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 if not known then redis.call('DEL', KEYS[2]) end
-local first_removed = 5 + num_added
-if #ARGV >= first_removed then redis.call('SREM', KEYS[2], unpack(ARGV, first_removed)) end
+if num_removed > 0 then redis.call('SREM', KEYS[2], unpack(split(ARGV[6], num_removed))) end
 local num_fitting = math.min(num_added, most - redis.call('SCARD', KEYS[2]))
-if num_fitting > 0 then redis.call('SADD', KEYS[2], unpack(ARGV, 5, 4 + num_fitting)) end
+if num_fitting > 0 then redis.call('SADD', KEYS[2], unpack(split(ARGV[5], num_fitting))) end
 redis.call('PEXPIRE', KEYS[1], lease)
 redis.call('PEXPIRE', KEYS[2], lease)
 return known and 1 or 0
@@ -58,12 +68,11 @@ class RedisPrefixDirectory:
         self._groups: dict[str, list[str]] = {}  # by model, as seen last: those that are asked without knowing more
 
     async def publish(self, model: str, group: str, added: Sequence[bytes], removed: Sequence[bytes]) -> bool:
-        chunks: list[tuple[list[bytes], list[bytes]]] = [([], chunk) for chunk in _chunks(removed)]
-        chunks += [(chunk, []) for chunk in _chunks(added)]
+        chunks = [(b"", chunk) for chunk in _chunks(removed)] + [(chunk, b"") for chunk in _chunks(added)]
         replies = await self._connection.run_all(
             [
-                _PUBLISH(_keys(model, group), group, _lease(), MAX_BLOCKS, len(come), *come, *gone)
-                for come, gone in chunks or [([], [])]
+                _PUBLISH(_keys(model, group), group, _lease(), MAX_BLOCKS, IDENTITY_BYTES, come, gone)
+                for come, gone in chunks or [(b"", b"")]
             ]
         )
         return bool(replies[0])
@@ -78,7 +87,8 @@ class RedisPrefixDirectory:
     async def longest(self, model: str, identities: Sequence[bytes]) -> Mapping[str, int]:
         if not identities:
             return {}
-        wanted = [identity[:IDENTITY_BYTES] for identity in identities]
+        positions = _positions(len(identities))
+        wanted = [identities[position][:IDENTITY_BYTES] for position in positions]
         asked = self._groups.get(model, [])
         names, *replies = await self._connection.run_all(
             [command("ZRANGE", _groups_key(model), 0, -1), *(_look_up(model, group, wanted) for group in asked)]
@@ -90,21 +100,37 @@ class RedisPrefixDirectory:
             found = await self._connection.run_all([_look_up(model, group, wanted) for group in new])
             held |= zip(new, found, strict=True)
         self._groups[model] = groups
-        lengths = {group: sum(takewhile(bool, held[group])) for group in groups}
-        return {group: length for group, length in lengths.items() if length}
+        hits = {group: sum(takewhile(bool, held[group])) for group in groups}
+        return {group: positions[count - 1] + 1 for group, count in hits.items() if count}
 
 
 def _lease() -> int:
     return round(LEASE_SECONDS * 1000)
 
 
+def _positions(total: int) -> list[int]:
+    """Where to look in a prompt of so many blocks: at each of the first ones, at the last, and evenly between.
+
+    A block's identity is made of those before it, and caches give up the end of a chain first, so a block that is there
+    seldom follows one that is not.
+    """
+    step = max(1, ceil((total - NUM_EXACT) / NUM_EXACT))
+    return [*range(min(total, NUM_EXACT)), *reversed(range(total - 1, NUM_EXACT - 1, -step))]
+
+
 def _look_up(model: str, group: str, wanted: Sequence[bytes]) -> Command:
     return command("SMISMEMBER", _blocks_key(model, group), *wanted)
 
 
-def _chunks(identities: Sequence[bytes]) -> Iterator[list[bytes]]:
-    for start in range(0, len(identities), CHUNK):
-        yield [identity[:IDENTITY_BYTES] for identity in identities[start : start + CHUNK]]
+def _chunks(identities: Sequence[bytes]) -> list[bytes]:
+    return [_joined(identities[start : start + CHUNK]) for start in range(0, len(identities), CHUNK)]
+
+
+def _joined(identities: Sequence[bytes]) -> bytes:
+    joined = b"".join([identity[:IDENTITY_BYTES] for identity in identities])
+    if len(joined) != IDENTITY_BYTES * len(identities):
+        raise ValueError(f"an identity has less than {IDENTITY_BYTES} bytes")
+    return joined
 
 
 def _keys(model: str, group: str) -> list[str]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import grpc
@@ -79,6 +80,7 @@ def test_a_stack_over_tls_whose_certificates_are_renewed(
     assert answer() == expected
     with Client(served.addresses["gateway"]) as client, pytest.raises(OctavoError):
         client.models(timeout=2)
+    all_listen_only_where_told(served)
     commands_work_over_tls(served, folder)
     only_roles_get_in(served, folder)
 
@@ -101,6 +103,31 @@ def answers(answer) -> list[int] | None:  # type: ignore[no-untyped-def]
     except OctavoError:
         return None
     return tokens
+
+
+def all_listen_only_where_told(served: Served) -> None:
+    for name, pid in served.pids.items():
+        assert listening(pid) == [served.addresses[name]]
+
+
+def listening(pid: int) -> list[str]:
+    """Addresses that a process listens on."""
+    sockets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.exists() or file.is_symlink()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                host, _, port = local.partition(":")
+                found.append(f"{_decode_host(host)}:{int(port, 16)}")
+    return found
+
+
+def _decode_host(digits: str) -> IPv4Address | IPv6Address:
+    """An address as /proc/net/tcp has it: words of four bytes, each with its lowest byte first."""
+    words = [bytes.fromhex(digits[start : start + 8])[::-1] for start in range(0, len(digits), 8)]
+    address = ip_address(b"".join(words))
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def commands_work_over_tls(served: Served, folder: Path) -> None:

@@ -91,7 +91,10 @@ class Generation:
         """
         if self._num_tries:
             self._retries.check_timeout()
-            log.info("%s request %s", "resuming" if self._resumes else "repeating", self._request.request_id)
+            what = "resuming" if self._resumes else "repeating"
+            log.info(
+                "%s request %s after tokens %s", what, self._request.request_id, self._continuation.next_positions()
+            )
         self._num_tries += 1
         self._try_responded = False
         remaining = self._retries.remaining()

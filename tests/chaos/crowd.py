@@ -129,5 +129,8 @@ class _RetryCounter(logging.Handler):
         self._counts = counts
 
     def emit(self, record: logging.LogRecord) -> None:
-        what = record.getMessage().partition(" ")[0]
-        self._counts[{"resuming": "resumes", "repeating": "repeats", "trying": "retries"}[what]] += 1
+        words = record.getMessage().split(" ", 1)
+        what = {"resuming": "resumes", "repeating": "repeats", "trying": "retries"}[words[0]]
+        self._counts[what] += 1
+        if what != "retries" and not words[1].endswith("[]"):
+            self._counts[f"{what}_in_the_middle"] += 1

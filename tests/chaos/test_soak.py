@@ -32,6 +32,9 @@ NUM_CLIENTS = 48
 SAMPLE_EVERY = 100
 """Requests between two looks at the processes' memory."""
 
+LOG_SECONDS = 2
+"""The gateway, which has no other store, keeps the answers of so many seconds."""
+
 MAY_GROW_BYTES = 4 * 2**20
 END_TOKEN = 1
 """What ends a sequence of the model whose tokenizer the gateway has."""
@@ -104,9 +107,8 @@ async def services(processes: Processes, model: Path) -> AsyncIterator[tuple[Ser
     oracle = OracleService(num_blocks=400)
     await oracle.start()
     kvmanager = processes.octavo("kvmanager", executors=oracle.address, drain_seconds=5)
-    gateway = processes.octavo(
-        "gateway", model=model, model_name=MODEL_NAME, kvmanager=kvmanager.address, drain_seconds=5
-    )
+    settings = {"model": model, "model_name": MODEL_NAME, "token_log_seconds": LOG_SECONDS, "drain_seconds": 5}
+    gateway = processes.octavo("gateway", kvmanager=kvmanager.address, **settings)
     try:
         for process in (kvmanager, gateway):
             process.start()

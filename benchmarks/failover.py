@@ -1,18 +1,18 @@
-"""How long streams stand still when the KV manager that leads is killed and a standby takes over.
+"""How long streams stand still when the KV manager that leads ends and a standby takes over.
 
     python -m benchmarks.failover --model smollm2 --state redis://127.0.0.1:6379/0 --kills 10
 
-Starts a stack as `octavo serve --standby` does, and again and again: starts streams, kills the leader (`kill -9`), and
-waits until every stream has come to its end. Prints a JSON line for each kill, and the summary last. Times are from the
-kill to the first token of any stream that comes after the pause (`first_token_s`), and to the first token of the stream
-that waits longest (`last_stream_s`). `equal` counts the answers that are those of an undisturbed run.
+Starts a stack as `octavo serve --standby` does, and again and again: starts streams, ends the leader (by `kill -9`, or
+with `--how drain` as an update does), and waits until every stream has come to its end. Prints a JSON line for each
+time, and the summary last. Times are from the signal to when the standby serves (`serves_s`), to the first token that
+any stream gets after that (`first_token_s`), and to that of the stream that waits longest (`last_stream_s`). `equal`
+counts the answers that are those of an undisturbed run.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import signal
@@ -52,29 +52,33 @@ class Stream:
                 self.token_ids += response.token_ids
                 self.arrivals.append(time.monotonic())
 
-    def resumed_at(self, killed_at: float) -> float:
-        """When its first token came after the longest pause that the kill fell into or was followed by."""
-        times = [killed_at, *(each for each in self.arrivals if each > killed_at)]
-        pauses = [(after - before, after) for before, after in itertools.pairwise(times)]
-        return max(pauses)[1]
+    def first_after(self, when: float) -> float:
+        """When its first token after this time came."""
+        return next(each for each in self.arrivals if each > when)
 
 
-async def measure(stack: Stack, kills: int, num_streams: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Kills the leader so many times."""
+SIGNALS = {"kill": signal.SIGKILL, "drain": signal.SIGTERM}
+
+
+async def measure(stack: Stack, how: str, kills: int, num_streams: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Ends the leader so many times."""
     lines = []
     async with AsyncClient(stack.addresses.gateway) as client:
         undisturbed = await _streams(client, num_streams, max_tokens)
         for kill in range(kills):
-            name = await _leader(stack)
+            leader, standby = await _leader_and_standby(stack)
             streams = [Stream(number) for number in range(num_streams)]
             running = asyncio.gather(*(stream.run(client, max_tokens) for stream in streams))
             await _until(lambda: all(len(stream.token_ids) >= 5 for stream in streams))  # noqa: B023 - awaited here
-            os.kill(stack.pids[name], signal.SIGKILL)
+            serving = asyncio.ensure_future(_serves_at(stack.addresses.by_name()[standby]))
+            os.kill(stack.pids[leader], SIGNALS[how])
             killed_at = time.monotonic()
+            serves_at = await serving
             await running
-            resumed = [stream.resumed_at(killed_at) - killed_at for stream in streams]
+            resumed = [stream.first_after(serves_at) - killed_at for stream in streams]
             equal = sum(a.token_ids == b.token_ids for a, b in zip(streams, undisturbed, strict=True))
-            line = {"kill": kill, "first_token_s": round(min(resumed), 3), "last_stream_s": round(max(resumed), 3)}
+            line = {"kill": kill, "serves_s": round(serves_at - killed_at, 3)}
+            line |= {"first_token_s": round(min(resumed), 3), "last_stream_s": round(max(resumed), 3)}
             lines.append(line | {"streams": num_streams, "equal": equal})
             print(json.dumps(lines[-1]), flush=True)
             await asyncio.sleep(max(0.0, killed_at + SECONDS_BETWEEN_KILLS - time.monotonic()))
@@ -87,14 +91,14 @@ async def _streams(client: AsyncClient, num_streams: int, max_tokens: int) -> li
     return streams
 
 
-async def _leader(stack: Stack) -> str:
-    """The KV manager that leads, once the other one stands by."""
+async def _leader_and_standby(stack: Stack) -> tuple[str, str]:
+    """The KV manager that leads, once the other one stands by, and that one."""
     end = time.monotonic() + WAIT_SECONDS
     names = [name for name in stack.addresses.by_name() if name.startswith("kvmanager")]
     while time.monotonic() < end:
         states = [await _state(stack.addresses.by_name()[name]) for name in names]
         if sorted(states) == ["leads", "stands by"]:
-            return names[states.index("leads")]
+            return names[states.index("leads")], names[states.index("stands by")]
         await asyncio.sleep(0.05)
     raise TimeoutError("no leader with a standby")
 
@@ -110,6 +114,15 @@ async def _state(address: str) -> str:
                 return "away"
             serving.append(answer.status == health_pb2.HealthCheckResponse.SERVING)
     return "leads" if serving[0] else "stands by" if serving[1] else "away"
+
+
+async def _serves_at(address: str) -> float:
+    """When it began to serve."""
+    async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        async for answer in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return time.monotonic()
+    raise TimeoutError("the standby is gone")
 
 
 async def _until(condition: Any) -> None:
@@ -130,9 +143,9 @@ async def run(arguments: argparse.Namespace) -> None:
     }
     log = (lambda line: print(line, file=sys.stderr)) if arguments.verbose else (lambda line: None)
     async with Stack(octavo_command(settings), port=0, standby=True, log=log) as stack:
-        lines = await measure(stack, arguments.kills, arguments.streams, arguments.max_tokens)
-    summary: dict[str, Any] = {"kills": len(lines), "streams": arguments.streams}
-    for name in ("first_token_s", "last_stream_s"):
+        lines = await measure(stack, arguments.how, arguments.kills, arguments.streams, arguments.max_tokens)
+    summary: dict[str, Any] = {"how": arguments.how, "kills": len(lines), "streams": arguments.streams}
+    for name in ("serves_s", "first_token_s", "last_stream_s"):
         times = [line[name] for line in lines]
         summary |= {f"{name}_median": round(statistics.median(times), 3), f"{name}_max": max(times)}
     summary["answers"] = len(lines) * arguments.streams
@@ -145,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--state", required=True, help="redis:// URL")
+    parser.add_argument("--how", choices=sorted(SIGNALS), default="kill")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=400)

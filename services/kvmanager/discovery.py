@@ -48,7 +48,9 @@ class Discovery:
 
     async def run(self) -> None:
         """Works until cancelled."""
-        await self._take_over()
+        await asyncio.gather(self._take_over(), self._keep_looking())
+
+    async def _keep_looking(self) -> None:
         looks = 0
         while True:
             for name in self._known:

@@ -164,8 +164,8 @@ class Driver:
             ExecutorRefused: see `check`.
         """
         self.check(address, description)
-        if self._first is None:
-            self._first = description
+        is_first = self._first is None
+        self._first = self._first or description
         self._descriptions[address] = description
         self._epochs[address] = epoch
         outputs = self.manager.attach_executor(
@@ -175,7 +175,10 @@ class Driver:
             decode_speeds(description.speeds),
             decode_stored_blocks(stored),
         )
-        _keep_from_collector()
+        if is_first:  # nothing is gone yet, and gateways wait
+            gc.freeze()
+        else:
+            keep_from_collector()
         self._update_backend()
         self._settle(outputs)
         self._log_attached(address, description, epoch, len(stored))
@@ -337,10 +340,10 @@ class Driver:
             self._steps_checked = steps
 
 
-def _keep_from_collector() -> None:
+def keep_from_collector() -> None:
     """Blocks live as long as their executor: looking through all of them for garbage would hold up steps now and then.
 
-    Those of executors that are gone are looked through this once.
+    Those of executors that are gone are looked through this once, and so is what else is gone.
     """
     gc.unfreeze()
     gc.collect()

@@ -115,6 +115,8 @@ class Candidate:
         """Lets another lead at once, and never leads again."""
         self._retired = True
         async with self._one_at_a_time:  # a renewal that is under way must not come after this
+            if not self.leads:
+                return
             self._leads.clear()
             self._stands_by.set()
             try:

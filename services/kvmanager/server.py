@@ -9,6 +9,7 @@ import secrets
 from kvmanager.limits import Limits
 from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.config import EMBEDDED_STATE, ConfigError, KVManagerConfig
+from services.kvmanager.driver import keep_from_collector
 from services.kvmanager.leadership import Candidate
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.term import STANDBY, Term
@@ -76,6 +77,7 @@ class KVManagerService:
             await self._report(serves=False, stands_by=not self._candidate.leads)
             await self._candidate.until_leading()
             await self._lead()
+            keep_from_collector()  # what is left of the term
 
     async def _lead(self) -> None:
         """Leads until it is deposed. Then nothing of it is left."""

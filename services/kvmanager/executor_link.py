@@ -261,7 +261,7 @@ class ExecutorLink:
                 raise _Detached(f"no result of a step for {waited:g} s; it gets {seconds:g} s", served=True)
 
     async def _keep_registered(self, description: executor_pb2.DescribeResponse) -> None:
-        while True:
+        while not self._leaving:
             with contextlib.suppress(StateUnavailable):
                 await self._registry.register(self._group, self._address, description.incarnation)
             await asyncio.sleep(LEASE_SECONDS / 3)

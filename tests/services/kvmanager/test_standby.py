@@ -275,9 +275,10 @@ async def test_pins_and_prefixes_are_there_again_at_the_next_leader(
 
 
 async def test_executors_that_were_added_are_known_to_the_next_leader(
-    pair: tuple[Member, Member], executor: OracleService
+    pair: tuple[Member, Member], executor: OracleService, redis_server: RedisServer
 ) -> None:
     leader, standby = pair
+    state = GroupState(redis_server, leader.config.group)
     added, drained = OracleService(), OracleService()
     try:
         for each in (added, drained):
@@ -285,6 +286,7 @@ async def test_executors_that_were_added_are_known_to_the_next_leader(
             await leader.stub.AddExecutor(kvmanager_pb2.AddExecutorRequest(address=each.address))
         everybody = {executor.address, added.address, drained.address}
         await eventually(lambda: leader.executors, everybody)
+        await eventually(state.registered, everybody)
         await leader.stub.DrainExecutor(kvmanager_pb2.DrainExecutorRequest(address=drained.address))
         await leader.stop()
         await eventually(lambda: standby.executors, everybody - {drained.address})
@@ -302,6 +304,9 @@ class GroupState:
 
     def count_prefixes(self) -> int:
         return int(self._redis.scard(f"octavo:1:{{oracle}}:blocks:{self._group}"))
+
+    def registered(self) -> set[str]:
+        return set(self._redis.hkeys(f"octavo:1:{{{self._group}}}:executors"))
 
     def stored_pins(self) -> list[str]:
         return list(self._redis.hkeys(f"octavo:1:{{{self._group}}}:pins"))

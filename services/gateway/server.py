@@ -55,6 +55,8 @@ class GatewayService:
 
     async def start(self) -> None:
         await self._store.start()
+        self._store.on_change(self._server.report_state)
+        self._server.report_state(self._store.available)
         await self._door.open()
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, self._config.model)

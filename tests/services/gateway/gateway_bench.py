@@ -57,14 +57,20 @@ class Bench:
         return [response async for response in self.client.generate(prompt, **arguments)]
 
     async def wait_until_ready(self) -> None:
+        await self.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def wait_for_health(
+        self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType, service: str = ""
+    ) -> None:
+        """Returns when the gateway says so."""
         async with grpc.aio.insecure_channel(self.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             for _ in range(6000):
-                answer = await health.Check(health_pb2.HealthCheckRequest())
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+                if answer.status == status:
                     return
                 await asyncio.sleep(0.005)
-        pytest.fail("the gateway never became ready")
+        pytest.fail(f"health of {service!r} never became {status}")
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ import pytest
 from octavo.client import AsyncClient, OctavoError
 from octavo.v1 import inference_pb2, inference_pb2_grpc, kvmanager_pb2
 from services.rpc.columns import unpack_int32
-from tests.services.e2e.processes import Processes
+from tests.services.e2e.processes import NOT_SERVING, SERVING, Processes
 from tests.services.e2e.redis_server import RedisServer, find_redis_server
 from tests.services.gateway.gateway_bench import STOP, Bench, bench, gateway, ids, one_answer, save_bytes_tokenizer
 from tests.services.scripted_kvmanager import ScriptedKVManager, columns, end, eventually, refusal, serving, tokens
@@ -324,6 +324,10 @@ async def test_without_the_state_store_requests_are_served_all_the_same(model: P
         error = await resume(here, request_id="another").error()
         assert (error.status, error.reason) == (grpc.StatusCode.UNAVAILABLE, "STATE_UNAVAILABLE")
         assert error.retry_after
+        await here.wait_for_health(NOT_SERVING, "octavo.state")
+        await here.wait_for_health(SERVING)
+        redis.start()
+        await here.wait_for_health(SERVING, "octavo.state")
 
 
 async def test_a_store_that_has_forgotten_everything_is_told_again(model: Path, redis: RedisServer) -> None:

@@ -36,17 +36,22 @@ class Account:
     """What one owner has in one pool.
 
     Attributes:
+        quota: what it may have.
+        promised: its reserved blocks, as far as the pool has so many.
+        reserved, max_blocks: what holds. That is the quota, but while quotas change the wider of before and after.
         num_charged: its referenced blocks.
         num_pinned: blocks that its pins hold, or will once they are computed.
         cached: its unreferenced blocks with content, the one unused for longest first.
     """
 
-    __slots__ = ("cached", "num_charged", "num_pinned", "owner", "quota", "reserved")
+    __slots__ = ("cached", "max_blocks", "num_charged", "num_pinned", "owner", "promised", "quota", "reserved")
 
-    def __init__(self, owner: str, quota: Quota, reserved: int) -> None:
+    def __init__(self, owner: str, quota: Quota, promised: int) -> None:
         self.owner = owner
         self.quota = quota
-        self.reserved = reserved
+        self.promised = promised
+        self.reserved = promised
+        self.max_blocks = quota.max_blocks
         self.num_charged = 0
         self.num_pinned = 0
         self.cached = BlockList()
@@ -59,7 +64,18 @@ class Account:
     @property
     def room(self) -> int | None:
         """Blocks until its limit; None without one."""
-        return self.quota.max_blocks - self.num_charged if self.quota.max_blocks else None
+        return self.max_blocks - self.num_charged if self.max_blocks else None
+
+    def change(self, quota: Quota, promised: int) -> None:
+        """It may have something else. Until `settle` that neither takes from others nor is taken from it."""
+        self.quota, self.promised = quota, promised
+        self.reserved = min(self.reserved, promised)
+        limits = (self.max_blocks, quota.max_blocks)
+        self.max_blocks = max(limits) if all(limits) else 0
+
+    def settle(self) -> None:
+        """What it may have is what holds."""
+        self.reserved, self.max_blocks = self.promised, self.quota.max_blocks
 
 
 Charges = Counter[Account]
@@ -77,21 +93,53 @@ class Accounts:
 
     def __init__(self, num_blocks: int, quotas: Mapping[str, Quota]) -> None:
         self._num_blocks = num_blocks
+        self._accounts: dict[str, Account] = {}
+        self.change(quotas)
+        self.settle()
+
+    def change(self, quotas: Mapping[str, Quota]) -> None:
+        """Owners may have something else from here on.
+
+        What requests are promised from now on is made of that. What holds is the wider of before and after: limits
+        that shrink, and reservations that grow, wait for `settle`. So whatever was promised a request can be kept.
+        """
         self._quotas = quotas
         total = sum(quota.reserved_blocks for quota in quotas.values())
-        self._scale = min(1.0, num_blocks / total) if total else 1.0
-        self.unrestricted = not any(quota.reserved_blocks or quota.max_blocks for quota in quotas.values())
-        """Nobody has a reservation or a limit: blocks are simply there or not."""
-        self._accounts: dict[str, Account] = {}
-        self._reserving = [self[owner] for owner, quota in quotas.items() if quota.reserved_blocks]
+        self._scale = min(1.0, self._num_blocks / total) if total else 1.0
+        self.changing = True
+        """What holds is not yet what owners may have."""
+        for account in self._accounts.values():
+            quota = quotas.get(account.owner, Quota())
+            account.change(quota, self._promise(quota))
+        for owner, quota in quotas.items():
+            if quota.reserved_blocks:
+                self[owner]  # nobody is promised what is reserved for somebody who was not here yet
+        self._add_up()
+
+    def settle(self) -> None:
+        """What owners may have is what holds."""
+        for account in self._accounts.values():
+            account.settle()
+        self.changing = False
+        self._add_up()
+
+    def _add_up(self) -> None:
+        self._reserving = [account for account in self if account.reserved]
         self._num_reserved = sum(account.reserved for account in self._reserving)
+        limited = any(quota.max_blocks for quota in self._quotas.values()) or any(each.max_blocks for each in self)
+        self.unrestricted = not self._reserving and not limited
+        """Nobody has a reservation or a limit: blocks are simply there or not."""
+
+    def _promise(self, quota: Quota) -> int:
+        return int(quota.reserved_blocks * self._scale)
 
     def __getitem__(self, owner: str) -> Account:
         account = self._accounts.get(owner)
         if account is None:
             quota = self._quotas.get(owner, Quota())
-            account = Account(owner, quota, int(quota.reserved_blocks * self._scale))
-            self._accounts[owner] = account
+            account = self._accounts[owner] = Account(owner, quota, self._promise(quota))
+            if self.changing:
+                account.reserved = 0
         return account
 
     def __iter__(self) -> Iterator[Account]:
@@ -113,10 +161,10 @@ class Accounts:
         for each in self:
             if each is not account:
                 charged = others.get(each.owner, 0)
-                kept += max(each.reserved, each.num_pinned + charged) - charged
+                kept += max(each.promised, each.num_pinned + charged) - charged
         most = self._num_blocks - kept
         num_others = sum(others.values())
-        if num_others + account.reserved - account.num_pinned > most:
+        if num_others + account.promised - account.num_pinned > most:
             return 0  # the others' blocks would need what is reserved for the owner
         limit = self.limit(owner)
         return most if limit is None else min(most, limit + num_others)
@@ -124,7 +172,12 @@ class Accounts:
     def limit(self, owner: str) -> int | None:
         """Most blocks that can ever be charged to the owner beside its pins; None without a limit."""
         account = self[owner]
-        return account.quota.max_blocks - account.num_pinned if account.quota.max_blocks else None
+        return max(0, account.quota.max_blocks - account.num_pinned) if account.quota.max_blocks else None
+
+    @property
+    def promises_fit(self) -> bool:
+        """There are blocks for all that is promised to owners and to pins."""
+        return sum(max(each.promised, each.num_pinned) for each in self) <= self._num_blocks
 
     def furthest_above_share(self) -> Account:
         """Who gives up a cached block first: the owner that has the most blocks above its share.

@@ -36,7 +36,7 @@ from kvmanager.replica import Replica
 from kvmanager.request import Request, RequestState, Sequence
 from kvmanager.request_checks import check_spec
 from kvmanager.resumption import resume
-from kvmanager.rooms import can_relieve, rooms_for
+from kvmanager.rooms import can_finish, can_relieve, rooms_for
 from kvmanager.router import Router
 from kvmanager.scheduler import Scheduler
 from kvmanager.sequences import SequenceFactory
@@ -77,7 +77,7 @@ class KVManager:
         self.capacity: Capacity | None = None
         self.replicas: dict[str, Replica] = {}
         self.pins = Pins()
-        self.quotas = quotas or {}
+        self.quotas: Mapping[str, Quota] = quotas or {}
         self.evicted_before = 0
         self.limits = limits
         self._policy = make_policy(policy, self.quotas)
@@ -176,6 +176,39 @@ class KVManager:
 
     def _open_replicas(self) -> list[Replica]:
         return [replica for replica in self.replicas.values() if not replica.draining]
+
+    # Tenants may have something else
+
+    def set_quotas(self, quotas: Mapping[str, Quota], now: float) -> Outputs:
+        """Replaces what tenants may have, all of it.
+
+        For requests that have not begun it holds at once. Those that have can go on to their end where they are: on
+        their executor, limits that shrink and reservations that grow take hold once all that goes on there, and all
+        that is pinned, leaves room for them.
+
+        Returns:
+            Ends of requests that waited, and can't fit any more.
+        """
+        outputs = Outputs()
+        self.quotas = quotas
+        self._policy.reweigh({owner: quota.weight for owner, quota in quotas.items()})
+        unbegun = [each for each in self._homeless.values() if each.state is RequestState.WAITING]
+        for replica in self.replicas.values():
+            replica.memory.pool.accounts.change(quotas)
+            unbegun += replica.scheduler.hand_over_waiting(begun=False)
+            replica.scheduler.look_again()
+        for request in sorted(unbegun, key=lambda each: each.arrival):
+            self._place(request, outputs, now)
+        return self._settle(outputs, now)
+
+    def _settle_quotas(self) -> None:
+        """Lets changed quotas hold where nothing is in their way any more."""
+        for replica in self.replicas.values():
+            accounts = replica.memory.pool.accounts
+            if accounts.changing and accounts.promises_fit:
+                begun = [each for each in self._requests_on(replica) if each.state is not RequestState.WAITING]
+                if all(can_finish(each, replica) for each in begun):
+                    accounts.settle()
 
     # Requests come and go
 
@@ -369,6 +402,7 @@ class KVManager:
             order = request.spec.pin
             if order is not None and (pin := self.pins.get(order.pin_id)) and pin.blocks is None:
                 self.pins.remove(pin)  # it could not be computed
+        self._settle_quotas()
         outputs.ends = [end for end in outputs.ends if not isinstance(end.handle, LostPin)]
         outputs.progress = [each for each in outputs.progress if not isinstance(each.handle, LostPin)]
         return outputs
@@ -444,6 +478,7 @@ class KVManager:
             self._settle(unheard, now)
         if pin.pin_id in self.pins:
             self.pins.remove(pin)
+            self._settle_quotas()
 
     def _compute_lost_pins(self, now: float) -> None:
         """Pins whose executor is gone are computed again, on another or on the same one when it is back."""

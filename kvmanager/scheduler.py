@@ -288,6 +288,11 @@ class Scheduler:
         self.waiting.push(request)
         request.waiting_reason = ""
 
+    def look_again(self) -> None:
+        """Whatever requests waited for may be there now."""
+        for request in (*self.waiting, *self.swapped.values()):
+            request.waiting_reason = ""
+
     def expand(self, request: Request) -> None:
         """The beams of a request go on: `request.branches` and `request.choices` say how."""
         self._expanded.append(request)

@@ -29,6 +29,9 @@ class Fair(Policy):
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._active: Counter[str] = Counter()
 
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+
     def order(self, request: Request) -> Rank:
         return (request.arrival,)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvmanager.request import Request
 
 Rank = tuple[float, ...]
@@ -31,3 +33,6 @@ class Policy:
 
     def served(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """So many tokens are computed for this tenant in the step being built."""
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Tenants have other weights from here on; those that are not named have weight 1."""

@@ -6,8 +6,9 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from kvmanager.accounts import Quota
 from kvmanager.errors import RequestError
 from kvmanager.manager import KVManager
 from kvmanager.spec import RequestSpec
@@ -135,6 +136,10 @@ class Driver:
         now = time.monotonic()
         self.manager.restore_pin(spec, now + seconds_left, now)
         self._settle(Outputs())
+
+    def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Tenants may have something else of the blocks from here on."""
+        self._settle(self.manager.set_quotas(quotas, time.monotonic()))
 
     # Executors
 

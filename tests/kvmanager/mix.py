@@ -17,10 +17,11 @@ from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, P
 from kvmanager.events import Event
 from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
-from kvmanager.request import FinishReason
+from kvmanager.request import FinishReason, RequestState
+from kvmanager.rooms import can_finish
 from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, ResumedSequence, Scope
 from kvmanager.step import Outputs, RequestEnd, StepBatch
-from tests.kvmanager.mix_checks import check_invariants, check_ranked, check_tables
+from tests.kvmanager.mix_checks import Shortfalls, check_invariants, check_ranked, check_tables
 from tests.kvmanager.mix_inputs import TENANTS, Burst, Order, Setting
 from tests.kvmanager.observer import Observer
 from tests.oracle import VOCAB_SIZE, Oracle, expected_output
@@ -61,11 +62,12 @@ class Mix:
             self.limits,
             policy=setting.policy,
             preemption=setting.preemption,
-            quotas=self._some_quotas(setting.num_blocks) if setting.quotas else None,
             prefix_caching=setting.prefix_caching,
             on_event=on_event,
         )
-        self.manager = self._new_manager()
+        self._quotas = self._some_quotas(setting.num_blocks) if setting.quotas else {}
+        self._shortfalls = Shortfalls()
+        self.manager = self._new_manager(quotas=self._quotas)
         self.resubmitted: set[int] = set()
         """Requests that the last KV manager to crash had accepted."""
         self.num_adopted = 0
@@ -332,8 +334,13 @@ class Mix:
         """A new KV manager takes the executors over, and gateways submit their requests again, with what they have."""
         if not self.oracles:
             return
-        nobody_could = set(self.manager._homeless)
-        self.manager = self._new_manager()
+        replicas = self.manager.replicas.values()
+        nobody_could = {
+            handle
+            for handle, request in self.manager._requests.items()
+            if not any(can_finish(request, replica) for replica in replicas)
+        }
+        self.manager = self._new_manager(quotas=self._quotas)
         self._observer = Observer(self.manager) if self._watched else None
         self._executors_changed = True
         specs, self.specs = self.specs, {}
@@ -365,6 +372,17 @@ class Mix:
                 self._shortened.add(handle)
             self._max_tokens[handle] = room
         self._take(outputs, executors_changed=True)
+
+    def quotas_change(self) -> None:
+        """Tenants get more, or less, or have nothing set any more."""
+        self._quotas = {}
+        for tenant in self.rng.sample(TENANTS, self.rng.randrange(len(TENANTS) + 1)):
+            limit = self.rng.choice([0, self.rng.randrange(1, self.capacity.num_blocks + 1)])
+            reserved = self.rng.choice([0, self.rng.randrange(1 + (limit or self.capacity.num_blocks))])
+            self._quotas[tenant] = Quota(reserved, limit, self.rng.choice([0.5, 1.0, 3.0]))
+        begun = {handle for handle in self.specs if self.manager._requests[handle].state is not RequestState.WAITING}
+        self._take(self.manager.set_quotas(self._quotas, self.now), executors_changed=True)
+        assert begun <= self.specs.keys(), "what has begun goes on"
 
     # What gateways hear
 
@@ -458,7 +476,7 @@ class Mix:
     # What must hold at any time
 
     def check(self) -> None:
-        check_invariants(self.manager)
+        check_invariants(self.manager, self._shortfalls)
         if self._observer is not None:
             self._observer.check()
 
@@ -484,5 +502,6 @@ class Mix:
             assert memory.device.pool.num_referenced == 0, "blocks are missing at the end"
             assert memory.host.pool.num_referenced == 0, "host blocks are missing at the end"
         self.check()
+        assert not any(replica.memory.pool.accounts.changing for replica in self.manager.replicas.values())
         if self._observer is not None:
             self._observer.close()

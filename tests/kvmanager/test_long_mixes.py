@@ -40,6 +40,7 @@ WEIGHTS = {
     "restart": 0.5,
     "break": 0.7,
     "crash": 0.7,
+    "quotas": 0.5,
     "join": 0.3,
     "drain": 0.5,
 }
@@ -74,6 +75,7 @@ EXPECTED = {
     "happened: restart": 100,
     "happened: break": 100,
     "happened: crash": 100,
+    "happened: quotas": 100,
     "happened: join": 60,
     "happened: drain": 100,
 }
@@ -212,6 +214,8 @@ def happens(kind: str, mix: Mix, rng: random.Random) -> None:
         mix.connection_breaks(pause=rng.random() < 0.5)
     elif kind == "crash":
         mix.manager_crashes()
+    elif kind == "quotas":
+        mix.quotas_change()
     elif kind == "join":
         mix.executor_joins()
     elif kind == "drain":

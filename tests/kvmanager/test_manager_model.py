@@ -136,6 +136,10 @@ class KVManagerMachine(RuleBasedStateMachine):
         self.mix.manager_crashes()
 
     @rule()
+    def quotas_change(self):
+        self.mix.quotas_change()
+
+    @rule()
     def executor_joins(self):
         self.mix.executor_joins()
 

@@ -136,7 +136,7 @@ class OctavoServe:
 
 
 async def _drive(address: str, requests: RequestSet) -> list[Answer]:
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, retry=None) as client:
         await client.models()  # connects
         if requests.at_once:
             return list(await asyncio.gather(*(_send(client, request) for request in requests.requests)))

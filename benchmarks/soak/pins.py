@@ -61,7 +61,7 @@ class Pinner:
             for each in planned
             if each.kind is not Kind.INVALID and len(each.request.prompt.tokens.token_ids) > LONGEST_PIN
         ]
-        self._client = AsyncClient(address)
+        self._client = AsyncClient(address, retry=None)
         self._held: dict[str, inference_pb2.Pin] = {}
         self.log = PinLog()
 

@@ -22,6 +22,10 @@ _DEADLINE_MARGIN_SECONDS = 1.0
 # such method.
 _CANNOT_RESUME = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.UNIMPLEMENTED}
 
+# An earlier try runs although its answer was lost; or the server of one wrote late into the log what it had to write,
+# and so took the request from where it goes on. On the first try it is another caller who has it.
+_HELD_BY_AN_EARLIER_TRY = {grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.ABORTED}
+
 # What it answers while the state store, which has the log, is away; and for how long that is waited for.
 _LOG_AWAY = "STATE_UNAVAILABLE"
 _LOG_PATIENCE_SECONDS = 5.0
@@ -127,8 +131,7 @@ class Generation:
         if self._resumes and self._cannot_resume(error):
             self._resumes = False
             return 0.0
-        if error.status is grpc.StatusCode.ALREADY_EXISTS and self._num_tries > 1:
-            # An earlier try of it did arrive.
+        if self._num_tries > 1 and error.status in _HELD_BY_AN_EARLIER_TRY:
             self._resumes = True
             return self._retries.delay_after(error)
         if not is_transient(error) or (self._try_responded and error.status is grpc.StatusCode.RESOURCE_EXHAUSTED):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ DRAIN_SECONDS = 4.0
 """How long a process that is told to end may let its requests run."""
 
 _WATCH_SECONDS = 0.05
+_EVENTS = ("KV manager lost", "executor away", "state store is away; serving continues", "this KV manager leads")
 _ENDED_BY_A_FAULT = (0, -signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -142,6 +145,11 @@ class Cluster:
         # SIGTERM ends a process at once that has not come to where it takes it for a request.
         wrong = [f"a {service} ended with {code}" for service, code in codes if code not in _ENDED_BY_A_FAULT]
         return said + wrong
+
+    def events(self) -> Counter[str]:
+        """How often processes noticed the loss of another, or took its place."""
+        said = Counter(re.findall(r'"event": "([^"]*)"', "\n".join(process.output() for process in self._all())))
+        return Counter({event: said[event] for event in _EVENTS})
 
     # Memory
 

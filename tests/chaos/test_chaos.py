@@ -10,7 +10,7 @@ from tests.chaos.faults import Injector, plan
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(540)]
 
 NUM_FAULTS = 54
-MEAN_DELAY_SECONDS = 3.5
+MEAN_DELAY_SECONDS = 3.0
 
 
 async def test_every_process_fails(make_trial: MakeTrial) -> None:

@@ -66,6 +66,7 @@ async def trial(
             "seconds": round(seconds, 1),
             **one.notes,
             "started_again": {service: len(codes) for service, codes in cluster.exit_codes.items()},
+            "events": cluster.events(),
             **crowd.counts,
             "kinds": crowd.kinds,
             "longest_pause_s": round(crowd.longest_pause, 2),

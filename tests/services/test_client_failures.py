@@ -220,6 +220,18 @@ def test_the_log_is_away(caller: Caller, set_world: Callable[..., World], monkey
     assert names(world) == ["Generate", "Resume", "Generate"]
 
 
+def test_an_earlier_try_takes_the_request_back(caller: Caller, set_world: Callable[..., World]) -> None:
+    """Late, by what its server still wrote into the log; where there was no earlier try, another caller has it."""
+    aborted = Fault(2, grpc.StatusCode.ABORTED, "RESUMED_ELSEWHERE")
+    world = set_world(Fault(3), aborted)
+    caller.generate().check_complete()
+    assert names(world) == ["Generate", "Resume", "Resume"]
+    set_world(aborted)
+    error = caller.generate().error
+    assert error is not None
+    assert error.reason == "RESUMED_ELSEWHERE"
+
+
 def test_a_name_that_another_request_has(caller: Caller, set_world: Callable[..., World]) -> None:
     world = set_world()
     world.running.add("mine")

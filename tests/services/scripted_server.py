@@ -149,13 +149,22 @@ def refuse(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *
 
 
 @contextmanager
-def running(servicer: ScriptedGeneration, status: "health_pb2.HealthCheckResponse.ServingStatus" = 1) -> Iterator[str]:
-    """Serves on loopback, with health, and gives the address."""
+def running(
+    servicer: ScriptedGeneration, status: "health_pb2.HealthCheckResponse.ServingStatus" = 1, **more: int
+) -> Iterator[str]:
+    """Serves on loopback, with health, and gives the address.
+
+    Args:
+        status: Of the service.
+        more: Of ``octavo.NAME``, by that.
+    """
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
     inference_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     checks = health.HealthServicer()
     checks.set("", health_pb2.HealthCheckResponse.SERVING)
     checks.set(SERVICE, status)
+    for name, each in more.items():
+        checks.set(f"octavo.{name}", each)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -207,6 +207,22 @@ def test_health_of_a_server_that_drains(servicer: ScriptedGeneration) -> None:
     assert f"{SERVICE}: NOT_SERVING" in done.stdout
 
 
+def test_health_without_the_state_store_is_degraded(servicer: ScriptedGeneration) -> None:
+    with running(servicer, state=2) as address:
+        done = octavo("health", "--address", address)
+        strict = octavo("health", "--address", address, "--strict")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "degraded: the state store is away")
+    assert strict.returncode == 1
+
+
+def test_health_of_a_standby(servicer: ScriptedGeneration) -> None:
+    with running(servicer, status=2, state=1, standby=1) as address:
+        done = octavo("health", "--address", address)
+        ready = octavo("health", "--address", address, "--service", "octavo.standby")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "stands by: another KV manager leads")
+    assert ready.returncode == 0
+
+
 def test_health_is_light(address: str) -> None:
     """A container engine runs it every few seconds: nothing of the model or the telemetry is loaded."""
     done = octavo("health", "--address", address, PYTHONPROFILEIMPORTTIME="1")

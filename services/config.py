@@ -280,8 +280,9 @@ class KVManagerConfig(StateConfig, ServiceConfig):
     tenants: str | None = setting(
         None,
         "What tenants and shared namespaces may have of each executor's blocks, and their weights, such as"
-        " 'acme:reserved=100,max=500,weight=2;shared:docs:max=50'.",
+        " 'acme:reserved=100,max=500,weight=2;shared:docs:max=50'. What 'octavo tenant' says of a tenant goes before.",
     )
+    tenants_file: str | None = _tenants_file()
     max_batched_tokens: int = _max_batched_tokens()
     max_sequences: int = _max_sequences()
     max_waiting_requests: int = setting(1024, "Most requests that wait; more are refused. 0: any number.", minimum=0)

@@ -19,9 +19,11 @@ from services.kvmanager.leadership import Candidate
 from services.kvmanager.pin_keeper import PinKeeper
 from services.kvmanager.prefix_publisher import PrefixPublisher
 from services.kvmanager.request_traces import RequestTraces
+from services.kvmanager.tenant_quotas import TenantQuotas
 from services.rpc.channel import connector
 from services.rpc.status import RpcError
 from services.state.store import StateStore
+from services.state.tenants_file import tenant_stores
 from services.telemetry.tracing import Tracing
 
 INTEGRITY_SECONDS = 1.0
@@ -65,12 +67,20 @@ class Term:
         )
         self._prefixes = PrefixPublisher(manager, store.prefixes, config.group, lambda: self.driver.backend.model.name)
         self._pins = PinKeeper(self.driver, store.pins, config.group)
+        tenants, _ = tenant_stores(store, config.tenants_file)
+        self._quotas = TenantQuotas(tenants, config.quotas(), self.driver.set_quotas)
         self.over = asyncio.Event()
         """Set when whoever watches is to look elsewhere."""
 
     async def run(self) -> None:
         """Leads until cancelled. Whatever unexpected happens is raised here."""
-        work = [self.executors.run(), self._discovery.run(), self._check_integrity(), self._beat()]
+        work = [
+            self.executors.run(),
+            self._discovery.run(),
+            self._quotas.run(),
+            self._check_integrity(),
+            self._beat(),
+        ]
         if self._shares_state:
             work += [self._prefixes.run(), self._pins.run()]
         await asyncio.gather(*work)

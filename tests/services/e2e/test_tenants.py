@@ -200,6 +200,23 @@ def test_without_redis_those_who_were_known_are_served_and_nobody_else(
     assert status(second) is grpc.StatusCode.UNAUTHENTICATED
 
 
+def test_what_a_tenant_may_have_of_the_blocks_changes_while_it_serves(stack: Stack, octavo: Octavo) -> None:
+    def quota() -> tuple[int, int, float] | None:
+        found = {each.owner: each for each in stack.memory_map().tenants}.get("acme")
+        return None if found is None else (found.reserved_blocks, found.max_blocks, found.weight)
+
+    key = octavo("add", "acme", "--reserved-blocks", "10", "--max-blocks", "20", "--weight", "2")["key"]
+    wait_until_known(key, stack.gateway)
+    eventually(lambda: quota() == (10, 20, 2.0), what="the quota holds")
+    with pytest.raises(OctavoError) as refused:
+        ask(stack.gateway, key, max_tokens=400)
+    assert refused.value.status is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.field == "sampling.max_tokens"
+    octavo("limit", "acme", "--reserved-blocks", "0", "--max-blocks", "0")
+    eventually(lambda: quota() == (0, 0, 2.0), what="the quota is lifted")
+    ask(stack.gateway, key, max_tokens=400)
+
+
 def test_a_gateway_that_others_could_reach_does_not_start_without_tenants(processes: Processes, model: Path) -> None:
     arguments = {"model": model, "host": "0.0.0.0", "kvmanager": f"127.0.0.1:{free_port()}"}
     gateway = processes.octavo("gateway", **arguments)

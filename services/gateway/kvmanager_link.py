@@ -343,11 +343,12 @@ class KVManagerLink:
             self._send(stream)
 
     def _end(self, stream: RequestStream, end: kvmanager_pb2.RequestEnd) -> None:
-        loop = asyncio.get_running_loop()
         if end.error.reason in _HAND_OVER_REASONS:
-            self._waiting.add(stream, loop.time() + self._patience)
+            # Patience begins when this KV manager is gone: until then it brings others' answers to their end.
+            self._waiting.add(stream, None)
         elif end.error.reason == _QUEUE_FULL and stream.submissions_in_vain > 1:
             # It had a place in the queue of a KV manager that is gone.
+            loop = asyncio.get_running_loop()
             self._waiting.add(stream, loop.time() + self._patience)
             loop.call_later(end.error.retry_after_us / 1e6, self._send_again, stream)
         else:

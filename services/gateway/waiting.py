@@ -23,7 +23,7 @@ class WaitingRequests:
     """Keeps the requests in the order of their handles, and ends those whose time is over."""
 
     def __init__(self) -> None:
-        self._timers: dict[RequestStream, asyncio.TimerHandle] = {}
+        self._timers: dict[RequestStream, asyncio.TimerHandle | None] = {}
         self._new_tokens: dict[RequestStream, int] = {}
 
     def __contains__(self, stream: RequestStream) -> bool:
@@ -40,18 +40,21 @@ class WaitingRequests:
             message = "the KV manager is away, and too many requests wait for it already"
             raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, "QUEUE_FULL", retry_after=RETRY_AFTER_SECONDS)
 
-    def add(self, stream: RequestStream, give_up_at: float, *, new: bool = False) -> None:
+    def add(self, stream: RequestStream, give_up_at: float | None, *, new: bool = False) -> None:
         """A request waits from here on.
 
         Args:
-            give_up_at: When it is UNAVAILABLE, by the event loop's clock. At its own deadline it ends in any case.
+            give_up_at: When it is UNAVAILABLE, by the event loop's clock; None: not yet known. At its own deadline it
+                ends in any case.
             new: Counts for those that come while there is no KV manager.
         """
         when, error = give_up_at, unavailable("the KV manager can't be reached")
-        if stream.deadline is not None and stream.deadline <= give_up_at:
+        if stream.deadline is not None and (when is None or stream.deadline <= when):
             when, error = stream.deadline, time_is_over()
         self.discard(stream)
-        self._timers[stream] = asyncio.get_running_loop().call_at(when, self._give_up, stream, error)
+        self._timers[stream] = None
+        if when is not None:
+            self._timers[stream] = asyncio.get_running_loop().call_at(when, self._give_up, stream, error)
         if new:
             self._new_tokens[stream] = len(stream.request.prompt_token_ids)
 
@@ -59,7 +62,7 @@ class WaitingRequests:
         """It does not wait, or no longer."""
         if (timer := self._timers.pop(stream, None)) is not None:
             timer.cancel()
-            self._new_tokens.pop(stream, None)
+        self._new_tokens.pop(stream, None)
 
     def take_all(self) -> list[RequestStream]:
         """All that wait, as they arrived; none waits any more."""

@@ -375,6 +375,21 @@ async def test_a_request_that_comes_too_late_for_one_leader_goes_to_the_next(rea
         assert await reader.read_all() == {0: [10]}
 
 
+async def test_patience_begins_when_a_kvmanager_that_drains_is_gone() -> None:
+    async with bench(patience=0.3) as here:
+        here.kvmanager.script = lambda submission: [
+            refusal(submission, grpc.StatusCode.UNAVAILABLE, "shutting down", "DRAINING")
+        ]
+        next_delivery = asyncio.ensure_future((await here.submit()).next())
+        await here.submissions(1)
+        done, _ = await asyncio.wait([next_delivery], timeout=0.9)
+        assert not done
+        await here.go_away()
+        with pytest.raises(RpcError) as caught:
+            await next_delivery
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_other_refusals_are_for_the_client() -> None:
     async with bench() as here:
         here.kvmanager.script = lambda submission: [

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -53,10 +54,21 @@ def bearer(key: str) -> Metadata:
     return [("authorization", f"Bearer {key}")]
 
 
-def refusal(door: Door, metadata: Metadata) -> RpcError:
+class Refusal(NamedTuple):
+    """All that a caller learns."""
+
+    code: grpc.StatusCode
+    reason: str
+    message: str
+    field: str
+    retry_after: float | None
+
+
+def refusal(door: Door, metadata: Metadata) -> Refusal:
     with pytest.raises(RpcError) as refused:
         door.callers.identify(metadata)
-    return refused.value
+    error = refused.value
+    return Refusal(error.code, error.reason, error.message, error.field, error.retry_after)
 
 
 async def test_a_key_says_who_calls_and_all_else_is_refused_in_one_way() -> None:

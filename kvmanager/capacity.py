@@ -36,18 +36,19 @@ class Capacity:
         # The last token of a sequence is never fed back, so it needs no slot.
         return shared + spec.num_sequences * (self.blocks_for(max_length - 1) - shared)
 
-    def resolve_max_length(self, spec: RequestSpec, num_blocks: int) -> int:
+    def resolve_max_length(self, spec: RequestSpec, num_blocks: int | None = None) -> int:
         """Returns how many tokens, prompt and output, each of the request's sequences may reach.
 
         A request that passes can always run to its end, if need be alone: that is what makes preemption by
         recomputation end.
 
         Args:
-            num_blocks: blocks that it can count on: less what is reserved for others, and what is pinned.
+            num_blocks: blocks that it can count on: less what is reserved for others, and what is pinned. None: all.
 
         Raises:
             InvalidRequest: the prompt, or the output it asks for, can never fit.
         """
+        num_blocks = self.num_blocks if num_blocks is None else num_blocks
         prompt_length = len(spec.prompt_token_ids)
         if spec.max_tokens < 0:
             raise InvalidRequest("sampling.max_tokens", f"max_tokens is {spec.max_tokens}; it must not be negative")

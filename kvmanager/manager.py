@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 
 from kvmanager.accounts import Quota
-from kvmanager.adoption import adopt
 from kvmanager.beam_search import BeamSearch
 from kvmanager.capacity import Capacity
 from kvmanager.content import Identify, ScopeMap, block_identity
-from kvmanager.cost_model import CostModel, Preemption
+from kvmanager.cost_model import Preemption
 from kvmanager.counters import Counters
 from kvmanager.deadlines import Deadlines
 from kvmanager.endings import end_request, shorten
-from kvmanager.errors import (
-    DeadlineExceeded,
-    ExecutorFailed,
-    InvalidRequest,
-    OutOfOrder,
-    RequestError,
-)
+from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, OutOfOrder, RequestError
 from kvmanager.events import Event, EventKind, EventSink
+from kvmanager.integrity import check_places, check_promises, check_queue
 from kvmanager.kv_events import AllBlocksCleared, KVEventLog
 from kvmanager.limits import Limits
-from kvmanager.memory import Memory
 from kvmanager.pins import LostPin, Pin, Pins
 from kvmanager.policies import make_policy
-from kvmanager.prefix_cache import PrefixCache
 from kvmanager.queue_bounds import QueueBounds
 from kvmanager.replica import Replica
+from kvmanager.replica_factory import ReplicaFactory
 from kvmanager.request import Request, RequestState, Sequence
 from kvmanager.request_checks import check_spec
 from kvmanager.resumption import resume
-from kvmanager.rooms import can_finish, can_relieve, rooms_for
+from kvmanager.rooms import can_relieve, rooms_for, settle_quotas
 from kvmanager.router import Router
-from kvmanager.scheduler import Scheduler
 from kvmanager.sequences import SequenceFactory
 from kvmanager.spec import RequestSpec
 from kvmanager.step import Outputs, Speeds, StepBatch, StepResult, StoredBlock
@@ -81,9 +72,6 @@ class KVManager:
         self.evicted_before = 0
         self.limits = limits
         self._policy = make_policy(policy, self.quotas)
-        self._preemption = preemption
-        self._prefix_caching = prefix_caching
-        self._identify = identify
         self._emit = on_event
         self._requests: dict[Hashable, Request] = {}
         self._homes: dict[Hashable, Replica] = {}
@@ -93,6 +81,19 @@ class KVManager:
         self._queue_bounds = QueueBounds(limits)
         self._sequences = SequenceFactory()
         self._arrivals = count(1)
+        self._factory = ReplicaFactory(
+            limits,
+            self._policy,
+            preemption,
+            prefix_caching,
+            identify,
+            self._queue_bounds,
+            self._sequences,
+            self.counters,
+            self.kv_events,
+            on_event,
+            self.pins.computed,
+        )
 
     # Executors come and go
 
@@ -122,17 +123,7 @@ class KVManager:
                 raise ValueError(f"{name} has blocks of {capacity.block_size} tokens, the others of {block_size}")
             for request in self._requests.values():
                 request.cut(capacity.block_size)
-        costs = CostModel(self._preemption, capacity.block_size)
-        costs.speeds = speeds or Speeds()
-        memory = Memory(name, capacity, costs, self.quotas, self.kv_events, self._prefix_caching, self._identify)
-        adopt(memory, stored, self._identify)
-        limits = self.limits.within(capacity)
-        scheduler = Scheduler(
-            memory, limits, self._policy, self._queue_bounds, self._sequences, self.counters, self._emit
-        )
-        self.replicas[name] = Replica(
-            name, memory, scheduler, self._sequences, self.counters, self._emit, self.pins.computed
-        )
+        self.replicas[name] = self._factory.make(name, capacity, speeds, self.quotas, stored)
         self.capacity = max((each.memory.capacity for each in self.replicas.values()), key=lambda each: each.num_blocks)
         self._compute_lost_pins(now)
         homeless = list(self._homeless.values())
@@ -204,11 +195,9 @@ class KVManager:
     def _settle_quotas(self) -> None:
         """Lets changed quotas hold where nothing is in their way any more."""
         for replica in self.replicas.values():
-            accounts = replica.memory.pool.accounts
-            if accounts.changing and accounts.promises_fit:
+            if replica.memory.pool.accounts.changing:
                 begun = [each for each in self._requests_on(replica) if each.state is not RequestState.WAITING]
-                if all(can_finish(each, replica) for each in begun):
-                    accounts.settle()
+                settle_quotas(replica, begun)
 
     # Requests come and go
 
@@ -247,7 +236,7 @@ class KVManager:
         scopes = ScopeMap(spec.spans, self.capacity.block_size)
         request = Request(spec, next(self._arrivals), now, scopes, 0, state_since=now)
         rooms = rooms_for(request, self._open_replicas())
-        request.max_length = max(rooms.values()) if rooms else self._room_without_executor(request)
+        request.max_length = max(rooms.values()) if rooms else self.capacity.resolve_max_length(spec)
         if spec.beam is not None:
             output = request.max_length - len(spec.prompt_token_ids)
             request.beams = BeamSearch(spec.beam, output, spec.stop_token_ids)
@@ -259,7 +248,7 @@ class KVManager:
         able = [replica for replica, room in rooms.items() if room >= request.max_length]
         home = self._router.choose(request, able) if able and request.unfinished() else None
         if spec.pin is not None:
-            self._pin(request, home)
+            self.pins.order(request.spec, home, self._requests_on(home))
         self._requests[spec.handle] = request
         self._policy.arrived(spec.tenant)
         if spec.deadline is not None:
@@ -273,25 +262,6 @@ class KVManager:
         else:
             self._end_homeless(request, outputs, now)
             self._settle(outputs, now)
-
-    def _pin(self, request: Request, home: Replica | None) -> None:
-        """Promises a pin its blocks. A new one is not kept when that fails."""
-        assert request.spec.pin is not None
-        assert self.capacity is not None
-        known = self.pins.get(request.spec.pin.pin_id)
-        pin = known or self.pins.add(request.spec)
-        if home is None:
-            return
-        try:
-            self.pins.place(pin, home, self._requests_on(home))
-        except RequestError:
-            if known is None:
-                self.pins.remove(pin)
-            raise
-
-    def _room_without_executor(self, request: Request) -> int:
-        assert self.capacity is not None
-        return self.capacity.resolve_max_length(request.spec, self.capacity.num_blocks)
 
     def _place(self, request: Request, outputs: Outputs, now: float) -> None:
         """Finds a replica for a request that has lost its own, or never had one."""
@@ -313,7 +283,7 @@ class KVManager:
                 return
             home = self._router.choose(request, [each for each, room in rooms.items() if room >= request.max_length])
             if request.spec.pin is not None:
-                self._pin(request, home)
+                self.pins.order(request.spec, home, self._requests_on(home))
         except RequestError as error:
             self._end_homeless(request, outputs, now, error)
             return
@@ -330,7 +300,7 @@ class KVManager:
         self._homeless.pop(request.spec.handle, None)
         end_request(request, outputs, now, self.counters, self._emit, error, detail)
 
-    def _requests_on(self, replica: Replica) -> list[Request]:
+    def _requests_on(self, replica: Replica | None) -> list[Request]:
         return [self._requests[handle] for handle, home in self._homes.items() if home is replica]
 
     def abort(self, handle: Hashable, now: float, sample_index: int | None = None) -> Outputs:
@@ -510,29 +480,17 @@ class KVManager:
 
     def has_cached(self, identity: bytes) -> bool:
         """Whether a block of this identity can be given out, on whatever executor."""
-        return any(identity in cache for cache in self._caches())
+        return any(identity in cache for replica in self.replicas.values() for cache in replica.memory.caches)
 
     def cached_identities(self) -> set[bytes]:
         """Of all blocks that can be given out. Linear in blocks."""
-        return set().union(*self._caches())
-
-    def _caches(self) -> list[PrefixCache]:
-        memories = [replica.memory for replica in self.replicas.values()]
-        return [tier.cache for memory in memories for tier in (memory.device, memory.host)]
+        return set().union(*(cache for replica in self.replicas.values() for cache in replica.memory.caches))
 
     def check_integrity(self) -> None:
         """Asserts every invariant of queues, tables, pools and prefix caches. Linear in blocks."""
         self._router.check_integrity({self._requests[handle]: home for handle, home in self._homes.items()})
-        placed: Counter[Hashable] = Counter(list(self._homeless))
         for replica in self.replicas.values():
             replica.check_integrity()
-            scheduler = replica.scheduler
-            here = [*(each.spec.handle for each in scheduler.waiting), *scheduler.running, *scheduler.swapped]
-            assert all(self._homes[handle] is replica for handle in here)
-            placed.update(here)
-            for account in replica.memory.pool.accounts:
-                promised = sum(pin.charges[account.owner] for pin in self.pins if pin.replica is replica)
-                assert account.num_pinned == promised, "a pin's promise is wrong"
-        assert placed == Counter(list(self._requests)), "a request is nowhere, or twice"
-        unbegun = [handle for handle, each in self._requests.items() if each.state is RequestState.WAITING]
-        self._queue_bounds.check_integrity({handle for handle in unbegun if not isinstance(handle, LostPin)})
+        check_places(self._requests, self._homes, self._homeless, self.replicas)
+        check_promises(self.pins, self.replicas)
+        check_queue(self._queue_bounds, self._requests)

@@ -17,6 +17,7 @@ from kvmanager.errors import InvalidRequest
 from kvmanager.fence import Fence
 from kvmanager.kv_events import KVEventLog, Tier
 from kvmanager.lookup import PartialMatch, PrefixLookup
+from kvmanager.prefix_cache import PrefixCache
 from kvmanager.request import PrefixMatchEnd, Request, RequestState, Sequence
 from kvmanager.swapper import Swapper
 from kvmanager.tier import MemoryTier
@@ -77,6 +78,11 @@ class Memory:
         self.lookup = PrefixLookup(self.device, self.host, capacity.block_size, costs, identify)
         self.prefix_caching = prefix_caching
         self._pinned: list[list[Block]] = []
+
+    @property
+    def caches(self) -> tuple[PrefixCache, PrefixCache]:
+        """Of the device tier and of the host tier."""
+        return self.device.cache, self.host.cache
 
     # Admission
 

@@ -67,6 +67,24 @@ class Pins:
         self._pins[pin.pin_id] = pin
         return pin
 
+    def order(self, spec: RequestSpec, replica: Replica | None, requests: list[Request]) -> None:
+        """Takes a request's pin on, and promises it a replica's blocks if there is one. As of `place`.
+
+        Raises:
+            PinRefused: a request there would have too little. A new pin is not kept.
+        """
+        assert spec.pin is not None
+        known = self.get(spec.pin.pin_id)
+        pin = known or self.add(spec)
+        if replica is None:
+            return
+        try:
+            self.place(pin, replica, requests)
+        except RequestError:
+            if known is None:
+                self.remove(pin)
+            raise
+
     def place(self, pin: Pin, replica: Replica, requests: list[Request]) -> None:
         """Promises a replica's blocks to a pin.
 

@@ -45,3 +45,10 @@ def can_relieve(replica: Replica, request: Request) -> bool:
     if scheduler.num_rows + request.spec.num_sequences > scheduler.limits.max_sequences:
         return False
     return can_finish(request, replica)
+
+
+def settle_quotas(replica: Replica, begun: Iterable[Request]) -> None:
+    """Lets changed quotas hold on a replica if all that goes on there, and all that is pinned, leaves room for them."""
+    accounts = replica.memory.pool.accounts
+    if accounts.promises_fit and all(can_finish(request, replica) for request in begun):
+        accounts.settle()

@@ -37,19 +37,20 @@ class NetworkFault:
 
 
 def plan(rng: random.Random, mean_delay: float) -> list[NetworkFault]:
-    """Each kind to each service, in random order."""
-    what = [(kind, service) for kind in KINDS for service in SERVICES]
+    """Each kind to each process, in random order."""
+    what = [(kind, service, which) for kind in KINDS for service in SERVICES for which in (0, 1)]
+    what = [each for each in what if each[1:] != ("redis", 1)]
     rng.shuffle(what)
     return [
         NetworkFault(
             kind,
             service,
-            rng.randrange(2),
-            rng.uniform(0.5, 2 * mean_delay - 0.5),
+            which,
+            rng.uniform(0.3, 2 * mean_delay - 0.3),
             # A partition lasts longer than keepalive needs to notice it.
             rng.uniform(11.0, 13.0) if kind == "partition" else rng.uniform(0.5, 3.0),
         )
-        for kind, service in what
+        for kind, service, which in what
     ]
 
 
@@ -69,9 +70,9 @@ class Network:
         under_way = []
         for fault in faults:
             await asyncio.sleep(fault.delay)
-            proxies = self._cluster.proxies.of(fault.to)
+            proxy = self._cluster.proxies.of(fault.to)[fault.which]
             self.counts[fault.to][fault.kind] += 1
-            under_way.append(asyncio.create_task(_happen(fault, proxies[fault.which % len(proxies)])))
+            under_way.append(asyncio.create_task(_happen(fault, proxy)))
         await asyncio.gather(*under_way)
 
 

@@ -9,7 +9,7 @@ from tests.chaos.network import Network, plan
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
-MEAN_DELAY_SECONDS = 3.0
+MEAN_DELAY_SECONDS = 2.2
 
 
 async def test_the_network_fails(make_trial: MakeTrial) -> None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from kvmanager.accounts import Quota
 from kvmanager.capacity import Capacity
 from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, PinRefused, QueueFull
 from kvmanager.events import Event
@@ -22,7 +21,7 @@ from kvmanager.rooms import can_finish
 from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, RequestSpec, ResumedSequence, Scope
 from kvmanager.step import Outputs, RequestEnd, StepBatch
 from tests.kvmanager.mix_checks import Shortfalls, check_invariants, check_ranked, check_tables
-from tests.kvmanager.mix_inputs import TENANTS, Burst, Order, Setting
+from tests.kvmanager.mix_inputs import TENANTS, Burst, Order, Setting, other_quotas, some_quotas
 from tests.kvmanager.observer import Observer
 from tests.oracle import VOCAB_SIZE, Oracle, expected_output
 
@@ -65,7 +64,7 @@ class Mix:
             prefix_caching=setting.prefix_caching,
             on_event=on_event,
         )
-        self._quotas = self._some_quotas(setting.num_blocks) if setting.quotas else {}
+        self._quotas = some_quotas(self.rng, setting.num_blocks) if setting.quotas else {}
         self._shortfalls = Shortfalls()
         self.manager = self._new_manager(quotas=self._quotas)
         self.resubmitted: set[int] = set()
@@ -89,11 +88,6 @@ class Mix:
         self._observer = Observer(self.manager) if setting.watched else None
         for index in range(setting.num_executors):
             self._attach(f"executor-{index}", self.capacity)
-
-    def _some_quotas(self, num_blocks: int) -> dict[str, Quota]:
-        reserved = self.rng.randrange(0, num_blocks // 3 + 1)
-        limit = self.rng.randrange(max(2, num_blocks // 2), num_blocks + 1)
-        return {"acme": Quota(reserved_blocks=reserved, weight=2.0), "beta": Quota(max_blocks=limit)}
 
     # What callers do
 
@@ -375,11 +369,7 @@ class Mix:
 
     def quotas_change(self) -> None:
         """Tenants get more, or less, or have nothing set any more."""
-        self._quotas = {}
-        for tenant in self.rng.sample(TENANTS, self.rng.randrange(len(TENANTS) + 1)):
-            limit = self.rng.choice([0, self.rng.randrange(1, self.capacity.num_blocks + 1)])
-            reserved = self.rng.choice([0, self.rng.randrange(1 + (limit or self.capacity.num_blocks))])
-            self._quotas[tenant] = Quota(reserved, limit, self.rng.choice([0.5, 1.0, 3.0]))
+        self._quotas = other_quotas(self.rng, self.capacity.num_blocks)
         begun = {handle for handle in self.specs if self.manager._requests[handle].state is not RequestState.WAITING}
         self._take(self.manager.set_quotas(self._quotas, self.now), executors_changed=True)
         assert begun <= self.specs.keys(), "what has begun goes on"

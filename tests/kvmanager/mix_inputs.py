@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
+from kvmanager.accounts import Quota
 from kvmanager.cost_model import Preemption
 from kvmanager.spec import Scope
 from kvmanager.step import Speeds
@@ -77,3 +79,20 @@ class Burst:
     known: int
     scheduled: int
     leaving: tuple[int, ...]
+
+
+def some_quotas(rng: random.Random, num_blocks: int) -> dict[str, Quota]:
+    """Quotas that leave everybody something."""
+    reserved = rng.randrange(0, num_blocks // 3 + 1)
+    limit = rng.randrange(max(2, num_blocks // 2), num_blocks + 1)
+    return {"acme": Quota(reserved_blocks=reserved, weight=2.0), "beta": Quota(max_blocks=limit)}
+
+
+def other_quotas(rng: random.Random, num_blocks: int) -> dict[str, Quota]:
+    """Quotas that may leave somebody nothing."""
+    quotas = {}
+    for tenant in rng.sample(TENANTS, rng.randrange(len(TENANTS) + 1)):
+        limit = rng.choice([0, rng.randrange(1, num_blocks + 1)])
+        reserved = rng.choice([0, rng.randrange(1 + (limit or num_blocks))])
+        quotas[tenant] = Quota(reserved, limit, rng.choice([0.5, 1.0, 3.0]))
+    return quotas

@@ -79,6 +79,7 @@ class Answers:
         stream = self._backends.stream(request, span.context)
         with self._call(key, stream, context) as call:
             stream.replay(known.updates)
+            stream.submitted_before = True
             if self._logs is not None and not (known.end is not None and known.in_store):
                 stream.log = self._logs.open(key, known.opening, stream.sequences, _ender(call), known)
             if known.end is not None:

@@ -41,8 +41,6 @@ _PAUSE_SECONDS = 0.05
 _MAX_SUBMISSIONS_IN_VAIN = 10
 """A request that is there each time that KV managers are lost, and gets nothing from any, is taken to be the reason."""
 
-_QUEUE_FULL = "QUEUE_FULL"
-
 _HAND_OVER_REASONS = frozenset({"DRAINING", "STANDBY"})
 """Refusals that are about the KV manager, not about the request."""
 
@@ -346,19 +344,8 @@ class KVManagerLink:
         if end.error.reason in _HAND_OVER_REASONS:
             # Patience begins when this KV manager is gone: until then it brings others' answers to their end.
             self._waiting.add(stream, None)
-        elif end.error.reason == _QUEUE_FULL and stream.submissions_in_vain > 1:
-            # It had a place in the queue of a KV manager that is gone.
-            loop = asyncio.get_running_loop()
-            self._waiting.add(stream, loop.time() + self._patience)
-            loop.call_later(end.error.retry_after_us / 1e6, self._send_again, stream)
         else:
             stream.end(end)
-
-    def _send_again(self, stream: RequestStream) -> None:
-        if self.open and stream in self._waiting:
-            self._waiting.discard(stream)
-            stream.submissions_in_vain -= 1
-            self._send(stream)
 
     def _lose(self) -> None:
         """The stream is gone, and with it whatever was on its way."""
@@ -373,6 +360,7 @@ class KVManagerLink:
             ]
             for stream in self._requests.values():
                 if not stream.settled:
+                    stream.submitted_before |= stream not in self._waiting
                     self._waiting.add(stream, self._gives_up_at)
         self._on_change()
 

@@ -52,6 +52,7 @@ class RequestStream:
         carrier: Who has the request computed now.
         deadline: Its end by the event loop's clock, or None.
         submissions_in_vain: How often it was submitted since something last came for it.
+        submitted_before: A KV manager that is gone had it in its queue, or was at it.
         identities: Of its prompt's blocks, where somebody has to choose among prefix caches.
         log: Is told of whatever comes.
         sequences: What it has.
@@ -65,6 +66,7 @@ class RequestStream:
         self.pace = Pace(request.response_interval, looked_through=bool(request.sampling.stop))
         self.carrier: Carrier | None = None
         self.submissions_in_vain = 0
+        self.submitted_before = False
         self.identities: Sequence[bytes] = ()
         self.log: RequestLog | None = None
         self.sequences = [ReceivedSequence() for _ in range(request.n)]
@@ -88,6 +90,8 @@ class RequestStream:
         message = encode_submission(self.request, self.handle, self._trace)
         if self.deadline is not None:
             message.timeout_us = max(1, round((self.deadline - self._loop.time()) * 1e6))
+        if self.submitted_before:
+            message.resumption.SetInParent()
         # What a backend ranks it keeps to itself until all is there: it starts again.
         if not self.request.ranked_by_backend and (resumption := encode_resumption(self.sequences)) is not None:
             message.resumption.CopyFrom(resumption)

@@ -265,10 +265,15 @@ class TokenLogs:
                 request.start_anew()
 
     def _bound(self) -> None:
-        """Of those that have ended, only so many wait for the store's return."""
+        """Of those that have ended, only so many wait for the store's return. Those that were not even begun do not:
+        another gateway may have begun the request anew by then.
+        """
         ended = [request for request in self._dirty if request.closed]
-        for request in ended[MAX_ENDED_LOGS:]:
-            del self._dirty[request]
+        opened = [request for request in ended if request.opened]
+        kept = set(opened[:MAX_ENDED_LOGS])
+        for request in ended:
+            if request not in kept:
+                del self._dirty[request]
 
 
 def _answer(logged: LoggedRequest, owner: str) -> LoggedAnswer:

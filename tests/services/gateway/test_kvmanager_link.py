@@ -124,6 +124,20 @@ def resumed(submission: kvmanager_pb2.Submission) -> list[list[int]]:
     return [unpack_int32(sequence.token_ids) for sequence in submission.resumption.sequences]
 
 
+def without_resumption(submission: kvmanager_pb2.Submission) -> kvmanager_pb2.Submission:
+    copy = kvmanager_pb2.Submission()
+    copy.CopyFrom(submission)
+    copy.ClearField("resumption")
+    return copy
+
+
+def assert_starts_again(again: kvmanager_pb2.Submission, first: kvmanager_pb2.Submission) -> None:
+    """It is the same request, from its beginning on, and says that it was there before."""
+    assert again.HasField("resumption")
+    assert not again.resumption.sequences
+    assert without_resumption(again) == first
+
+
 async def failure(stream: RequestStream) -> RpcError:
     """How a request ends that fails."""
     with pytest.raises(RpcError) as caught:
@@ -147,10 +161,7 @@ async def test_a_request_goes_on_from_the_tokens_that_it_has() -> None:
         here.come_back()
         _, again = await here.submissions(2)
         assert resumed(again) == [[10, 11, 12]]
-        unchanged = kvmanager_pb2.Submission()
-        unchanged.CopyFrom(again)
-        unchanged.ClearField("resumption")
-        assert unchanged == first
+        assert without_resumption(again) == first
         here.kvmanager.tell(tokens(again, [11, 12, 13], position=1), tokens(again, [14], position=4, reason=STOP))
         here.kvmanager.tell(end(again))
         assert await reader.read_all() == {0: [10, 11, 12, 13, 14]}
@@ -221,7 +232,7 @@ async def test_what_has_to_start_again(ranking: dict[str, Any]) -> None:
         await here.go_away()
         here.come_back()
         _, again = await here.submissions(2)
-        assert again == first
+        assert_starts_again(again, first)
         here.kvmanager.tell(tokens(again, [10, 11], reason=STOP), end(again))
         assert await reader.read_all() == {0: [10, 11]}
 
@@ -253,7 +264,7 @@ async def test_a_pin_is_ordered_again() -> None:
         await here.go_away()
         here.come_back()
         _, again = await here.submissions(2)
-        assert again == first
+        assert_starts_again(again, first)
         here.kvmanager.tell(end(again, prompt_tokens=3))
         assert (await stream.next()).end is not None
 
@@ -400,18 +411,16 @@ async def test_other_refusals_are_for_the_client() -> None:
         assert delivery.end.error.reason == "QUEUE_FULL"
 
 
-async def test_a_request_that_had_a_place_in_the_queue_gets_one_again() -> None:
+async def test_only_what_had_a_place_in_the_queue_says_so() -> None:
     async with bench() as here:
-        reader = Reader(await here.submit())
-        await here.submissions(1)
+        await here.submit()
+        (first,) = await here.submissions(1)
         await here.go_away()
-        here.kvmanager.script = lambda submission: [
-            refusal(submission, grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "QUEUE_FULL", retry_after=0.1)
-        ]
+        await here.submit()
         here.come_back()
-        await eventually(lambda: len(here.kvmanager.submissions) >= 4)
-        here.kvmanager.script = lambda submission: [tokens(submission, [10], reason=STOP), end(submission)]
-        assert await reader.read_all() == {0: [10]}
+        _, again, new = await here.submissions(3)
+        assert_starts_again(again, first)
+        assert not new.HasField("resumption")
 
 
 async def test_a_kv_manager_that_hangs_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

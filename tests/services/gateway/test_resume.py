@@ -238,7 +238,7 @@ async def test_tokens_that_were_sent_and_not_noted_are_computed_again(model: Pat
         again = resume(second, [2])
         await eventually(lambda: len(first.kvmanager.submissions) == 2)
         submission = first.kvmanager.submissions[1]
-        assert not submission.HasField("resumption")
+        assert not submission.resumption.sequences
         assert submission.sampling.seed == 5
         first.kvmanager.tell(tokens(submission, ids("abcd"), reason=STOP), end(submission))
         (response,) = await again.result()

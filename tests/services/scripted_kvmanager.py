@@ -74,7 +74,8 @@ class ScriptedKVManager(kvmanager_pb2_grpc.KVManagerServiceServicer):
         self._outboxes.add(outbox)
         tasks = [asyncio.ensure_future(self._read(requests, outbox)), asyncio.ensure_future(self._beat(outbox))]
         try:
-            yield kvmanager_pb2.AttachResponse(backend=self.backend)
+            if not self.silent:
+                yield kvmanager_pb2.AttachResponse(backend=self.backend)
             while (message := await outbox.get()) is not None:
                 if not self.silent:
                     yield message

@@ -160,13 +160,14 @@ def test_the_kv_manager_drains(make_stack: MakeStack, reference: Reference) -> N
         stack.executor.pause()
         stack.kvmanager.terminate()
         watch.wait_for(SERVING, NOT_SERVING)
-        error = stack.caller.start("too late").error()
-        assert error.status == grpc.StatusCode.UNAVAILABLE
-        assert error.retry_after
+        too_late = stack.caller.start("too late")
         stack.executor.go_on()
         for i, call in enumerate(calls):
             assert call.result().token_ids == reference.greedy(reference.encode(f"drains {i}"), 300)
     assert stack.kvmanager.wait() == 0
+    error = too_late.error()
+    assert error.status == grpc.StatusCode.UNAVAILABLE
+    assert error.retry_after
     stack.gateway.wait_until_not_serving()
 
 

@@ -269,7 +269,7 @@ def some_burst(rng: random.Random) -> Burst:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_steps", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_steps", [12_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_everything_mixed(num_steps):
     counts: Counter[str] = Counter()
     if "MIX_SEED" in os.environ:

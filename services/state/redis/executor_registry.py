@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from services.state.executor_registry import LEASE_SECONDS, RegisteredExecutor
 from services.state.redis.connection import RedisConnection
 from services.state.redis.keys import key, quoted
-from services.state.redis.scripts import NOW, Script, command
+from services.state.redis.scripts import FORGET_ENDED, NOW, Script, command
 
 # KEYS: executors. ARGV: address, incarnation, lease in ms. Forgets those whose lease has ended.
 _REGISTER = Script(
@@ -18,11 +18,8 @@ _REGISTER = Script(
     + """
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now + ARGV[3]) .. ' ' .. ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-local all = redis.call('HGETALL', KEYS[1])
-for i = 1, #all, 2 do
-    if tonumber(string.match(all[i + 1], '^%d+')) <= now then redis.call('HDEL', KEYS[1], all[i]) end
-end
 """
+    + FORGET_ENDED
 )
 
 # KEYS: executors. Returns address and incarnation in turns.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from services.state.pins import StoredPin
 from services.state.redis.connection import RedisConnection
 from services.state.redis.keys import key, quoted
-from services.state.redis.scripts import NOW, Script, command
+from services.state.redis.scripts import FORGET_ENDED, NOW, Script, command
 
 # KEYS: pins. ARGV: pin id, time left in ms, order. Forgets those whose time is over.
 _PUT = Script(
@@ -19,11 +19,8 @@ _PUT = Script(
 local left = math.max(tonumber(ARGV[2]), redis.call('PTTL', KEYS[1]))
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now + ARGV[2]) .. ' ' .. ARGV[3])
 redis.call('PEXPIRE', KEYS[1], left)
-local all = redis.call('HGETALL', KEYS[1])
-for i = 1, #all, 2 do
-    if tonumber(string.match(all[i + 1], '^%d+')) <= now then redis.call('HDEL', KEYS[1], all[i]) end
-end
 """
+    + FORGET_ENDED
 )
 
 # KEYS: pins. Returns pin id, ms left and order in turns.

@@ -51,3 +51,11 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 """Begins a script that reads Redis's clock: `now`, in ms."""
+
+FORGET_ENDED = """
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+    if tonumber(string.match(all[i + 1], '^%d+')) <= now then redis.call('HDEL', KEYS[1], all[i]) end
+end
+"""
+"""Ends a script that begins with `NOW`: what is over goes from the hash KEYS[1]; values begin with their end in ms."""

@@ -15,7 +15,6 @@ from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.config import ConfigError, check_address
 from services.kvmanager.driver import Driver
 from services.kvmanager.executors import AlreadyListed, NotListed
-from services.kvmanager.sessions import Outbox
 from services.kvmanager.term import STANDBY, Term
 from services.kvmanager.views_codec import encode_memory_map, encode_pin
 from services.kvmanager.watches import first_event, kv_events, watch_memory
@@ -23,9 +22,6 @@ from services.rpc.server import Context
 from services.rpc.status import RpcError, abort
 
 log = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 0.5
-"""A gateway that hears nothing for four of these takes the KV manager to be lost."""
 
 WATCH_SECONDS = 0.1
 MIN_WATCH_SECONDS = 0.02
@@ -63,7 +59,6 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
         log.info("gateway attached", extra={"session": session.number, "peer": context.peer()})
         reader = asyncio.ensure_future(self._read(driver, session.number, request_iterator))
         reader.add_done_callback(lambda _: session.outbox.put_nowait(None))
-        heart = asyncio.ensure_future(_beat(session.outbox))
         try:
             yield kvmanager_pb2.AttachResponse(backend=driver.backend)
             while (message := await session.outbox.get()) is not None:
@@ -72,7 +67,6 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
                 await abort(context, session.farewell)
             reader.result()
         finally:
-            heart.cancel()
             reader.cancel()
             driver.close_session(session.number)
             log.info("gateway gone", extra={"session": session.number})
@@ -178,14 +172,6 @@ async def _while_leading(term: Term, messages: AsyncIterator[T], context: Contex
 
 async def _next(messages: AsyncIterator[T]) -> T:
     return await messages.__anext__()
-
-
-async def _beat(outbox: Outbox) -> None:
-    """Says nothing now and then, so that a gateway can tell a KV manager that is idle from one that hangs."""
-    while True:
-        await asyncio.sleep(HEARTBEAT_SECONDS)
-        if outbox.empty():
-            outbox.put_nowait(kvmanager_pb2.AttachResponse())
 
 
 async def _seconds(interval: Duration, context: Context) -> float:

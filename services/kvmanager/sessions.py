@@ -167,7 +167,7 @@ class Sessions:
             self._sessions[session].outbox.put_nowait(kvmanager_pb2.AttachResponse(ends=[end]))
 
     def beat(self) -> None:
-        """Says something to every gateway that has nothing to hear."""
+        """Says something to every gateway that has nothing to hear, which a KV manager that hangs does not."""
         for session in self._sessions.values():
             if session.outbox.empty():
                 session.outbox.put_nowait(kvmanager_pb2.AttachResponse())

@@ -27,7 +27,9 @@ from services.state.tenants_file import tenant_stores
 from services.telemetry.tracing import Tracing
 
 INTEGRITY_SECONDS = 1.0
+
 BEAT_SECONDS = 0.5
+"""A gateway that hears nothing for four of these takes the KV manager to be lost."""
 
 STANDBY = RpcError(grpc.StatusCode.UNAVAILABLE, "another KV manager leads", "STANDBY")
 DRAINING = RpcError(grpc.StatusCode.UNAVAILABLE, "the KV manager is shutting down", "DRAINING")

@@ -13,7 +13,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.soak.prompts import NAMESPACE
-from octavo.v1 import common_pb2, kvmanager_pb2, kvmanager_pb2_grpc
+from octavo.v1 import common_pb2, kvmanager_pb2, kvmanager_pb2_grpc, memory_pb2
 
 MODEL = "smollm2"
 _READY = re.compile(r"Octavo serves \S+ on (\S+)")
@@ -197,7 +197,7 @@ def check_idle(memory: kvmanager_pb2.GetMemoryMapResponse, num_executors: int) -
         problems.append(f"there are {len(memory.executors)} executors, should be {num_executors}")
     if memory.running_requests or memory.waiting_requests:
         problems.append(f"{memory.running_requests} requests run and {memory.waiting_requests} wait, none should")
-    totals = kvmanager_pb2.PoolState(
+    totals = memory_pb2.PoolState(
         num_blocks=sum(executor.device.num_blocks for executor in memory.executors),
         free_blocks=memory.free_blocks,
         cached_blocks=memory.cached_blocks,
@@ -216,14 +216,14 @@ def check_idle(memory: kvmanager_pb2.GetMemoryMapResponse, num_executors: int) -
     return problems
 
 
-def _check_pool(pool: kvmanager_pb2.PoolState, where: str) -> list[str]:
+def _check_pool(pool: memory_pb2.PoolState, where: str) -> list[str]:
     states = (pool.free_blocks, pool.cached_blocks, pool.referenced_blocks)
     if pool.referenced_blocks or sum(states) != pool.num_blocks:
         return [f"{where}: of {pool.num_blocks} blocks {states} are free, cached and referenced"]
     return []
 
 
-def _check_blocks(pool: kvmanager_pb2.PoolState, blocks: Sequence[kvmanager_pb2.Block], where: str) -> list[str]:
+def _check_blocks(pool: memory_pb2.PoolState, blocks: Sequence[memory_pb2.Block], where: str) -> list[str]:
     """Each block by itself, against the totals."""
     problems = []
     referenced = [block.block_id for block in blocks if block.reference_count]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16octavo/v1/common.proto\x12\toctavo.v1\"\x80\x07\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x11\n\x04seed\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\x05H\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\x05H\t\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\r \x01(\x08H\n\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0e \x01(\x02H\x0b\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0f \x01(\x02H\x0c\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\r\x88\x01\x01\x12<\n\nlogit_bias\x18\x11 \x03(\x0b\x32(.octavo.v1.SamplingParams.LogitBiasEntry\x12\x14\n\x07\x62\x65st_of\x18\x14 \x01(\x05H\x0e\x88\x01\x01\x12\x17\n\nbeam_width\x18\x15 \x01(\x05H\x0f\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x16 \x01(\x02H\x10\x88\x01\x01\x12\x30\n\x0e\x65\x61rly_stopping\x18\x17 \x01(\x0e\x32\x18.octavo.v1.EarlyStopping\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x04\n\x02_nB\x07\n\x05_seedB\x0b\n\t_logprobsB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\x16\n\x14_skip_special_tokensB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\n\n\x08_best_ofB\r\n\x0b_beam_widthB\x11\n\x0f_length_penalty\"\x85\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x33\n\x10prefix_match_end\x18\x04 \x01(\x0e\x32\x19.octavo.v1.PrefixMatchEnd\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t*\x81\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\xd8\x01\n\x0ePrefixMatchEnd\x12 \n\x1cPREFIX_MATCH_END_UNSPECIFIED\x10\x00\x12\x1f\n\x1bPREFIX_MATCH_END_NEVER_SEEN\x10\x01\x12\x1c\n\x18PREFIX_MATCH_END_EVICTED\x10\x02\x12 \n\x1cPREFIX_MATCH_END_OTHER_SCOPE\x10\x03\x12\"\n\x1ePREFIX_MATCH_END_PARTIAL_BLOCK\x10\x04\x12\x1f\n\x1bPREFIX_MATCH_END_LAST_TOKEN\x10\x05*<\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16octavo/v1/common.proto\x12\toctavo.v1\"\xa1\x07\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\x06 \x01(\x05H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x11\n\x04seed\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\x05H\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\x05H\t\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\r \x01(\x08H\n\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0e \x01(\x02H\x0b\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0f \x01(\x02H\x0c\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\r\x88\x01\x01\x12<\n\nlogit_bias\x18\x11 \x03(\x0b\x32(.octavo.v1.SamplingParams.LogitBiasEntry\x12\x14\n\x07\x62\x65st_of\x18\x14 \x01(\x05H\x0e\x88\x01\x01\x12\x17\n\nbeam_width\x18\x15 \x01(\x05H\x0f\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x16 \x01(\x02H\x10\x88\x01\x01\x12\x30\n\x0e\x65\x61rly_stopping\x18\x17 \x01(\x0e\x32\x18.octavo.v1.EarlyStopping\x12\x1f\n\x05guide\x18\x1e \x01(\x0b\x32\x10.octavo.v1.Guide\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x04\n\x02_nB\x07\n\x05_seedB\x0b\n\t_logprobsB\r\n\x0b_ignore_eosB\r\n\x0b_min_tokensB\x16\n\x14_skip_special_tokensB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\n\n\x08_best_ofB\r\n\x0b_beam_widthB\x11\n\x0f_length_penalty\"t\n\x05Guide\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12(\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x16.octavo.v1.ChoiceGuideH\x00\x42\x06\n\x04kind\"\x1e\n\x0b\x43hoiceGuide\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"\x85\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x33\n\x10prefix_match_end\x18\x04 \x01(\x0e\x32\x19.octavo.v1.PrefixMatchEnd\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t*\x81\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\xd8\x01\n\x0ePrefixMatchEnd\x12 \n\x1cPREFIX_MATCH_END_UNSPECIFIED\x10\x00\x12\x1f\n\x1bPREFIX_MATCH_END_NEVER_SEEN\x10\x01\x12\x1c\n\x18PREFIX_MATCH_END_EVICTED\x10\x02\x12 \n\x1cPREFIX_MATCH_END_OTHER_SCOPE\x10\x03\x12\"\n\x1ePREFIX_MATCH_END_PARTIAL_BLOCK\x10\x04\x12\x1f\n\x1bPREFIX_MATCH_END_LAST_TOKEN\x10\x05*<\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_EARLYSTOPPING']._serialized_start=1209
-  _globals['_EARLYSTOPPING']._serialized_end=1338
-  _globals['_FINISHREASON']._serialized_start=1340
-  _globals['_FINISHREASON']._serialized_end=1435
-  _globals['_PREFIXMATCHEND']._serialized_start=1438
-  _globals['_PREFIXMATCHEND']._serialized_end=1654
-  _globals['_TIER']._serialized_start=1656
-  _globals['_TIER']._serialized_end=1716
+  _globals['_EARLYSTOPPING']._serialized_start=1392
+  _globals['_EARLYSTOPPING']._serialized_end=1521
+  _globals['_FINISHREASON']._serialized_start=1523
+  _globals['_FINISHREASON']._serialized_end=1618
+  _globals['_PREFIXMATCHEND']._serialized_start=1621
+  _globals['_PREFIXMATCHEND']._serialized_end=1837
+  _globals['_TIER']._serialized_start=1839
+  _globals['_TIER']._serialized_end=1899
   _globals['_SAMPLINGPARAMS']._serialized_start=38
-  _globals['_SAMPLINGPARAMS']._serialized_end=934
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=631
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=679
-  _globals['_USAGE']._serialized_start=937
-  _globals['_USAGE']._serialized_end=1070
-  _globals['_TOKENLOGPROBS']._serialized_start=1072
-  _globals['_TOKENLOGPROBS']._serialized_end=1149
-  _globals['_TRACECONTEXT']._serialized_start=1151
-  _globals['_TRACECONTEXT']._serialized_end=1206
+  _globals['_SAMPLINGPARAMS']._serialized_end=967
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=664
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=712
+  _globals['_GUIDE']._serialized_start=969
+  _globals['_GUIDE']._serialized_end=1085
+  _globals['_CHOICEGUIDE']._serialized_start=1087
+  _globals['_CHOICEGUIDE']._serialized_end=1117
+  _globals['_USAGE']._serialized_start=1120
+  _globals['_USAGE']._serialized_end=1253
+  _globals['_TOKENLOGPROBS']._serialized_start=1255
+  _globals['_TOKENLOGPROBS']._serialized_end=1332
+  _globals['_TRACECONTEXT']._serialized_start=1334
+  _globals['_TRACECONTEXT']._serialized_end=1389
 # @@protoc_insertion_point(module_scope)

@@ -24,41 +24,40 @@ _sym_db = _symbol_database.Default()
 
 from octavo.v1 import common_pb2 as octavo_dot_v1_dot_common__pb2
 from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
+from octavo.v1 import memory_pb2 as octavo_dot_v1_dot_memory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18octavo/v1/executor.proto\x12\toctavo.v1\x1a\x16octavo/v1/common.proto\x1a\x19octavo/v1/inference.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xb7\x02\n\x10\x44\x65scribeResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.octavo.v1.Model\x12\x17\n\x0f\x62ytes_per_block\x18\x02 \x01(\x03\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x07 \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x08 \x01(\x05\x12!\n\x06speeds\x18\t \x01(\x0b\x32\x11.octavo.v1.Speeds\x12\x1c\n\x14tensor_parallel_size\x18\n \x01(\x05\x12\x1a\n\x12max_batched_tokens\x18\x0b \x01(\x05\x12\x15\n\rmax_sequences\x18\x0c \x01(\x05\"~\n\x06Speeds\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x1d\n\x15swap_out_blocks_per_s\x18\x02 \x01(\x01\x12\x1c\n\x14swap_in_blocks_per_s\x18\x03 \x01(\x01\x12\x19\n\x11\x63opy_blocks_per_s\x18\x04 \x01(\x01\"&\n\x15\x44\x65scribeBlocksRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"@\n\x16\x44\x65scribeBlocksResponse\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.octavo.v1.StoredBlock\"\xad\x01\n\x0bStoredBlock\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\x05\x12\x1d\n\x04tier\x18\x02 \x01(\x0e\x32\x0f.octavo.v1.Tier\x12\x10\n\x08identity\x18\x03 \x01(\x0c\x12\x17\n\x0fparent_identity\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x0c\n\x04salt\x18\x06 \x01(\x0c\x12\r\n\x05owner\x18\x07 \x01(\t\x12\x12\n\nnarrowness\x18\x08 \x01(\x05\"5\n\x0e\x45xecuteRequest\x12#\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.octavo.v1.StepBatch\"8\n\x0f\x45xecuteResponse\x12%\n\x06result\x18\x01 \x01(\x0b\x32\x15.octavo.v1.StepResult\"\xa2\x03\n\tStepBatch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x66orget\x18\x03 \x01(\x0c\x12-\n\rnew_sequences\x18\x04 \x03(\x0b\x32\x16.octavo.v1.NewSequence\x12\x13\n\x0btable_edits\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_copies\x18\x06 \x01(\x0c\x12\x18\n\x10row_sequence_ids\x18\x07 \x01(\x0c\x12\x16\n\x0erow_num_tokens\x18\x08 \x01(\x0c\x12\x1e\n\x05\x66orks\x18\t \x03(\x0b\x32\x0f.octavo.v1.Fork\x12\'\n\x06traces\x18\n \x03(\x0b\x32\x17.octavo.v1.TraceContext\x12\x10\n\x08\x62ranches\x18\x0b \x01(\x0c\x12\x15\n\rchosen_tokens\x18\x0c \x01(\x0c\x12\x11\n\tswaps_out\x18\r \x01(\x0c\x12\x10\n\x08swaps_in\x18\x0e \x01(\x0c\x12\x16\n\x0eremoved_blocks\x18\x0f \x01(\x0c\x12-\n\rstored_blocks\x18\x10 \x03(\x0b\x32\x16.octavo.v1.StoredBlock\"\xe2\x01\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x15\n\rprompt_length\x18\x03 \x01(\x05\x12\x14\n\x0cnum_computed\x18\x04 \x01(\x05\x12\x13\n\x0b\x62lock_table\x18\x05 \x01(\x0c\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\x12\x16\n\x0enum_candidates\x18\x08 \x01(\x05\x12\x0e\n\x06ranked\x18\t \x01(\x08\">\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x03\x12\x1a\n\x12\x63hild_sequence_ids\x18\x02 \x01(\x0c\"\xf1\x01\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x13\n\x0b\x64uration_us\x18\x06 \x01(\x03\x12\x0e\n\x06scores\x18\x07 \x01(\x0c\x12)\n\ncandidates\x18\x08 \x03(\x0b\x32\x15.octavo.v1.Candidates\x12!\n\x06speeds\x18\t \x01(\x0b\x32\x11.octavo.v1.Speeds\"F\n\nCandidates\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x32\xf5\x01\n\x0f\x45xecutorService\x12\x43\n\x08\x44\x65scribe\x12\x1a.octavo.v1.DescribeRequest\x1a\x1b.octavo.v1.DescribeResponse\x12\x44\n\x07\x45xecute\x12\x19.octavo.v1.ExecuteRequest\x1a\x1a.octavo.v1.ExecuteResponse(\x01\x30\x01\x12W\n\x0e\x44\x65scribeBlocks\x12 .octavo.v1.DescribeBlocksRequest\x1a!.octavo.v1.DescribeBlocksResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18octavo/v1/executor.proto\x12\toctavo.v1\x1a\x16octavo/v1/common.proto\x1a\x19octavo/v1/inference.proto\x1a\x16octavo/v1/memory.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xb7\x02\n\x10\x44\x65scribeResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.octavo.v1.Model\x12\x17\n\x0f\x62ytes_per_block\x18\x02 \x01(\x03\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x07 \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x08 \x01(\x05\x12!\n\x06speeds\x18\t \x01(\x0b\x32\x11.octavo.v1.Speeds\x12\x1c\n\x14tensor_parallel_size\x18\n \x01(\x05\x12\x1a\n\x12max_batched_tokens\x18\x0b \x01(\x05\x12\x15\n\rmax_sequences\x18\x0c \x01(\x05\"&\n\x15\x44\x65scribeBlocksRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"@\n\x16\x44\x65scribeBlocksResponse\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.octavo.v1.StoredBlock\"\xad\x01\n\x0bStoredBlock\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\x05\x12\x1d\n\x04tier\x18\x02 \x01(\x0e\x32\x0f.octavo.v1.Tier\x12\x10\n\x08identity\x18\x03 \x01(\x0c\x12\x17\n\x0fparent_identity\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x0c\n\x04salt\x18\x06 \x01(\x0c\x12\r\n\x05owner\x18\x07 \x01(\t\x12\x12\n\nnarrowness\x18\x08 \x01(\x05\"5\n\x0e\x45xecuteRequest\x12#\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x14.octavo.v1.StepBatch\"8\n\x0f\x45xecuteResponse\x12%\n\x06result\x18\x01 \x01(\x0b\x32\x15.octavo.v1.StepResult\"\xa2\x03\n\tStepBatch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06\x66orget\x18\x03 \x01(\x0c\x12-\n\rnew_sequences\x18\x04 \x03(\x0b\x32\x16.octavo.v1.NewSequence\x12\x13\n\x0btable_edits\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_copies\x18\x06 \x01(\x0c\x12\x18\n\x10row_sequence_ids\x18\x07 \x01(\x0c\x12\x16\n\x0erow_num_tokens\x18\x08 \x01(\x0c\x12\x1e\n\x05\x66orks\x18\t \x03(\x0b\x32\x0f.octavo.v1.Fork\x12\'\n\x06traces\x18\n \x03(\x0b\x32\x17.octavo.v1.TraceContext\x12\x10\n\x08\x62ranches\x18\x0b \x01(\x0c\x12\x15\n\rchosen_tokens\x18\x0c \x01(\x0c\x12\x11\n\tswaps_out\x18\r \x01(\x0c\x12\x10\n\x08swaps_in\x18\x0e \x01(\x0c\x12\x16\n\x0eremoved_blocks\x18\x0f \x01(\x0c\x12-\n\rstored_blocks\x18\x10 \x03(\x0b\x32\x16.octavo.v1.StoredBlock\"\xe2\x01\n\x0bNewSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x15\n\rprompt_length\x18\x03 \x01(\x05\x12\x14\n\x0cnum_computed\x18\x04 \x01(\x05\x12\x13\n\x0b\x62lock_table\x18\x05 \x01(\x0c\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\x12\x16\n\x0enum_candidates\x18\x08 \x01(\x05\x12\x0e\n\x06ranked\x18\t \x01(\x08\">\n\x04\x46ork\x12\x1a\n\x12parent_sequence_id\x18\x01 \x01(\x03\x12\x1a\n\x12\x63hild_sequence_ids\x18\x02 \x01(\x0c\"\xf1\x01\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x03 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12\x13\n\x0b\x64uration_us\x18\x06 \x01(\x03\x12\x0e\n\x06scores\x18\x07 \x01(\x0c\x12)\n\ncandidates\x18\x08 \x03(\x0b\x32\x15.octavo.v1.Candidates\x12!\n\x06speeds\x18\t \x01(\x0b\x32\x11.octavo.v1.Speeds\"F\n\nCandidates\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x32\xf5\x01\n\x0f\x45xecutorService\x12\x43\n\x08\x44\x65scribe\x12\x1a.octavo.v1.DescribeRequest\x1a\x1b.octavo.v1.DescribeResponse\x12\x44\n\x07\x45xecute\x12\x19.octavo.v1.ExecuteRequest\x1a\x1a.octavo.v1.ExecuteResponse(\x01\x30\x01\x12W\n\x0e\x44\x65scribeBlocks\x12 .octavo.v1.DescribeBlocksRequest\x1a!.octavo.v1.DescribeBlocksResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.executor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEREQUEST']._serialized_start=90
-  _globals['_DESCRIBEREQUEST']._serialized_end=107
-  _globals['_DESCRIBERESPONSE']._serialized_start=110
-  _globals['_DESCRIBERESPONSE']._serialized_end=421
-  _globals['_SPEEDS']._serialized_start=423
-  _globals['_SPEEDS']._serialized_end=549
-  _globals['_DESCRIBEBLOCKSREQUEST']._serialized_start=551
-  _globals['_DESCRIBEBLOCKSREQUEST']._serialized_end=589
-  _globals['_DESCRIBEBLOCKSRESPONSE']._serialized_start=591
-  _globals['_DESCRIBEBLOCKSRESPONSE']._serialized_end=655
-  _globals['_STOREDBLOCK']._serialized_start=658
-  _globals['_STOREDBLOCK']._serialized_end=831
-  _globals['_EXECUTEREQUEST']._serialized_start=833
-  _globals['_EXECUTEREQUEST']._serialized_end=886
-  _globals['_EXECUTERESPONSE']._serialized_start=888
-  _globals['_EXECUTERESPONSE']._serialized_end=944
-  _globals['_STEPBATCH']._serialized_start=947
-  _globals['_STEPBATCH']._serialized_end=1365
-  _globals['_NEWSEQUENCE']._serialized_start=1368
-  _globals['_NEWSEQUENCE']._serialized_end=1594
-  _globals['_FORK']._serialized_start=1596
-  _globals['_FORK']._serialized_end=1658
-  _globals['_STEPRESULT']._serialized_start=1661
-  _globals['_STEPRESULT']._serialized_end=1902
-  _globals['_CANDIDATES']._serialized_start=1904
-  _globals['_CANDIDATES']._serialized_end=1974
-  _globals['_EXECUTORSERVICE']._serialized_start=1977
-  _globals['_EXECUTORSERVICE']._serialized_end=2222
+  _globals['_DESCRIBEREQUEST']._serialized_start=114
+  _globals['_DESCRIBEREQUEST']._serialized_end=131
+  _globals['_DESCRIBERESPONSE']._serialized_start=134
+  _globals['_DESCRIBERESPONSE']._serialized_end=445
+  _globals['_DESCRIBEBLOCKSREQUEST']._serialized_start=447
+  _globals['_DESCRIBEBLOCKSREQUEST']._serialized_end=485
+  _globals['_DESCRIBEBLOCKSRESPONSE']._serialized_start=487
+  _globals['_DESCRIBEBLOCKSRESPONSE']._serialized_end=551
+  _globals['_STOREDBLOCK']._serialized_start=554
+  _globals['_STOREDBLOCK']._serialized_end=727
+  _globals['_EXECUTEREQUEST']._serialized_start=729
+  _globals['_EXECUTEREQUEST']._serialized_end=782
+  _globals['_EXECUTERESPONSE']._serialized_start=784
+  _globals['_EXECUTERESPONSE']._serialized_end=840
+  _globals['_STEPBATCH']._serialized_start=843
+  _globals['_STEPBATCH']._serialized_end=1261
+  _globals['_NEWSEQUENCE']._serialized_start=1264
+  _globals['_NEWSEQUENCE']._serialized_end=1490
+  _globals['_FORK']._serialized_start=1492
+  _globals['_FORK']._serialized_end=1554
+  _globals['_STEPRESULT']._serialized_start=1557
+  _globals['_STEPRESULT']._serialized_end=1798
+  _globals['_CANDIDATES']._serialized_start=1800
+  _globals['_CANDIDATES']._serialized_end=1870
+  _globals['_EXECUTORSERVICE']._serialized_start=1873
+  _globals['_EXECUTORSERVICE']._serialized_end=2118
 # @@protoc_insertion_point(module_scope)

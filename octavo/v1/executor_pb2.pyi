@@ -1,5 +1,6 @@
 from octavo.v1 import common_pb2 as _common_pb2
 from octavo.v1 import inference_pb2 as _inference_pb2
+from octavo.v1 import memory_pb2 as _memory_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -34,23 +35,11 @@ class DescribeResponse(_message.Message):
     dtype: str
     attention_backend: str
     num_host_blocks: int
-    speeds: Speeds
+    speeds: _memory_pb2.Speeds
     tensor_parallel_size: int
     max_batched_tokens: int
     max_sequences: int
-    def __init__(self, model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., bytes_per_block: _Optional[int] = ..., incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., tensor_parallel_size: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ...) -> None: ...
-
-class Speeds(_message.Message):
-    __slots__ = ("prefill_tokens_per_s", "swap_out_blocks_per_s", "swap_in_blocks_per_s", "copy_blocks_per_s")
-    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    SWAP_OUT_BLOCKS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    SWAP_IN_BLOCKS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    COPY_BLOCKS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    prefill_tokens_per_s: float
-    swap_out_blocks_per_s: float
-    swap_in_blocks_per_s: float
-    copy_blocks_per_s: float
-    def __init__(self, prefill_tokens_per_s: _Optional[float] = ..., swap_out_blocks_per_s: _Optional[float] = ..., swap_in_blocks_per_s: _Optional[float] = ..., copy_blocks_per_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., bytes_per_block: _Optional[int] = ..., incarnation: _Optional[str] = ..., epoch: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., speeds: _Optional[_Union[_memory_pb2.Speeds, _Mapping]] = ..., tensor_parallel_size: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ...) -> None: ...
 
 class DescribeBlocksRequest(_message.Message):
     __slots__ = ("epoch",)
@@ -181,8 +170,8 @@ class StepResult(_message.Message):
     duration_us: int
     scores: bytes
     candidates: _containers.RepeatedCompositeFieldContainer[Candidates]
-    speeds: Speeds
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequence_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., duration_us: _Optional[int] = ..., scores: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidates, _Mapping]]] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ...) -> None: ...
+    speeds: _memory_pb2.Speeds
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequence_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., duration_us: _Optional[int] = ..., scores: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidates, _Mapping]]] = ..., speeds: _Optional[_Union[_memory_pb2.Speeds, _Mapping]] = ...) -> None: ...
 
 class Candidates(_message.Message):
     __slots__ = ("sequence_id", "token_ids", "logprobs")

@@ -2,8 +2,9 @@ import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
 from octavo.v1 import common_pb2 as _common_pb2
-from octavo.v1 import executor_pb2 as _executor_pb2
 from octavo.v1 import inference_pb2 as _inference_pb2
+from octavo.v1 import memory_pb2 as _memory_pb2
+from octavo.v1 import monitoring_pb2 as _monitoring_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -181,14 +182,30 @@ class SequenceUpdate(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., sequence_index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class RequestEnd(_message.Message):
-    __slots__ = ("handle", "usage", "error")
+    __slots__ = ("handle", "usage", "error", "times")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     handle: int
     usage: _common_pb2.Usage
     error: RequestError
-    def __init__(self, handle: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
+    times: RequestTimes
+    def __init__(self, handle: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., times: _Optional[_Union[RequestTimes, _Mapping]] = ...) -> None: ...
+
+class RequestTimes(_message.Message):
+    __slots__ = ("waiting_us", "prefill_us", "decode_us", "preempted_us", "preemptions")
+    WAITING_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    DECODE_US_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_US_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    waiting_us: int
+    prefill_us: int
+    decode_us: int
+    preempted_us: int
+    preemptions: int
+    def __init__(self, waiting_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., preempted_us: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("code", "message", "field", "reason", "retry_after_us")
@@ -232,123 +249,11 @@ class GetMemoryMapResponse(_message.Message):
     bytes_per_block: int
     running_requests: int
     waiting_requests: int
-    counters: MemoryCounters
+    counters: _memory_pb2.MemoryCounters
     swapped_requests: int
-    executors: _containers.RepeatedCompositeFieldContainer[ExecutorMemory]
-    tenants: _containers.RepeatedCompositeFieldContainer[TenantMemory]
-    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., counters: _Optional[_Union[MemoryCounters, _Mapping]] = ..., swapped_requests: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[ExecutorMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantMemory, _Mapping]]] = ...) -> None: ...
-
-class ExecutorMemory(_message.Message):
-    __slots__ = ("executor", "device", "host", "running_requests", "waiting_requests", "swapped_requests", "draining", "speeds", "blocks")
-    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    SWAPPED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    DRAINING_FIELD_NUMBER: _ClassVar[int]
-    SPEEDS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    executor: str
-    device: PoolState
-    host: PoolState
-    running_requests: int
-    waiting_requests: int
-    swapped_requests: int
-    draining: bool
-    speeds: _executor_pb2.Speeds
-    blocks: _containers.RepeatedCompositeFieldContainer[Block]
-    def __init__(self, executor: _Optional[str] = ..., device: _Optional[_Union[PoolState, _Mapping]] = ..., host: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., draining: _Optional[bool] = ..., speeds: _Optional[_Union[_executor_pb2.Speeds, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ...) -> None: ...
-
-class PoolState(_message.Message):
-    __slots__ = ("num_blocks", "free_blocks", "cached_blocks", "referenced_blocks")
-    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    REFERENCED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    num_blocks: int
-    free_blocks: int
-    cached_blocks: int
-    referenced_blocks: int
-    def __init__(self, num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ...) -> None: ...
-
-class TenantMemory(_message.Message):
-    __slots__ = ("owner", "charged_blocks", "cached_blocks", "pinned_blocks", "reserved_blocks", "max_blocks", "weight")
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    CHARGED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    owner: str
-    charged_blocks: int
-    cached_blocks: int
-    pinned_blocks: int
-    reserved_blocks: int
-    max_blocks: int
-    weight: float
-    def __init__(self, owner: _Optional[str] = ..., charged_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., reserved_blocks: _Optional[int] = ..., max_blocks: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
-
-class MemoryCounters(_message.Message):
-    __slots__ = ("steps", "prompt_tokens", "cached_prompt_tokens", "generated_tokens", "preemptions", "copied_blocks", "evicted_blocks", "peak_referenced_blocks", "slot_steps", "reserved_slot_steps", "internal_slot_steps", "unshared_slot_steps", "preemptions_by_swap", "swapped_out_blocks", "swapped_in_blocks", "host_cached_prompt_tokens", "waiting_seconds", "running_seconds", "preempted_seconds")
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
-    COPIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    PEAK_REFERENCED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    SLOT_STEPS_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_SLOT_STEPS_FIELD_NUMBER: _ClassVar[int]
-    INTERNAL_SLOT_STEPS_FIELD_NUMBER: _ClassVar[int]
-    UNSHARED_SLOT_STEPS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTIONS_BY_SWAP_FIELD_NUMBER: _ClassVar[int]
-    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    HOST_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    PREEMPTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    steps: int
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    generated_tokens: int
-    preemptions: int
-    copied_blocks: int
-    evicted_blocks: int
-    peak_referenced_blocks: int
-    slot_steps: int
-    reserved_slot_steps: int
-    internal_slot_steps: int
-    unshared_slot_steps: int
-    preemptions_by_swap: int
-    swapped_out_blocks: int
-    swapped_in_blocks: int
-    host_cached_prompt_tokens: int
-    waiting_seconds: float
-    running_seconds: float
-    preempted_seconds: float
-    def __init__(self, steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., peak_referenced_blocks: _Optional[int] = ..., slot_steps: _Optional[int] = ..., reserved_slot_steps: _Optional[int] = ..., internal_slot_steps: _Optional[int] = ..., unshared_slot_steps: _Optional[int] = ..., preemptions_by_swap: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., host_cached_prompt_tokens: _Optional[int] = ..., waiting_seconds: _Optional[float] = ..., running_seconds: _Optional[float] = ..., preempted_seconds: _Optional[float] = ...) -> None: ...
-
-class Block(_message.Message):
-    __slots__ = ("block_id", "tier", "reference_count", "cached", "owner", "fill", "identity_prefix")
-    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    REFERENCE_COUNT_FIELD_NUMBER: _ClassVar[int]
-    CACHED_FIELD_NUMBER: _ClassVar[int]
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    FILL_FIELD_NUMBER: _ClassVar[int]
-    IDENTITY_PREFIX_FIELD_NUMBER: _ClassVar[int]
-    block_id: int
-    tier: _common_pb2.Tier
-    reference_count: int
-    cached: bool
-    owner: str
-    fill: int
-    identity_prefix: bytes
-    def __init__(self, block_id: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., reference_count: _Optional[int] = ..., cached: _Optional[bool] = ..., owner: _Optional[str] = ..., fill: _Optional[int] = ..., identity_prefix: _Optional[bytes] = ...) -> None: ...
+    executors: _containers.RepeatedCompositeFieldContainer[_memory_pb2.ExecutorMemory]
+    tenants: _containers.RepeatedCompositeFieldContainer[_memory_pb2.TenantMemory]
+    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., counters: _Optional[_Union[_memory_pb2.MemoryCounters, _Mapping]] = ..., swapped_requests: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[_memory_pb2.ExecutorMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[_memory_pb2.TenantMemory, _Mapping]]] = ...) -> None: ...
 
 class WatchMemoryRequest(_message.Message):
     __slots__ = ("interval",)
@@ -368,9 +273,9 @@ class WatchMemoryResponse(_message.Message):
     snapshot: bool
     num_device_blocks: int
     num_host_blocks: int
-    blocks: _containers.RepeatedCompositeFieldContainer[Block]
+    blocks: _containers.RepeatedCompositeFieldContainer[_memory_pb2.Block]
     removed: bool
-    def __init__(self, executor: _Optional[str] = ..., snapshot: _Optional[bool] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., removed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, executor: _Optional[str] = ..., snapshot: _Optional[bool] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_memory_pb2.Block, _Mapping]]] = ..., removed: _Optional[bool] = ...) -> None: ...
 
 class SubscribeKvEventsRequest(_message.Message):
     __slots__ = ("from_sequence_number",)
@@ -465,3 +370,69 @@ class ListTenantPinsResponse(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     pins: _containers.RepeatedCompositeFieldContainer[_inference_pb2.Pin]
     def __init__(self, pins: _Optional[_Iterable[_Union[_inference_pb2.Pin, _Mapping]]] = ...) -> None: ...
+
+class KVManagerServiceListRequestsRequest(_message.Message):
+    __slots__ = ("tenant", "num_ended", "include_blocks")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENDED_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    num_ended: int
+    include_blocks: bool
+    def __init__(self, tenant: _Optional[str] = ..., num_ended: _Optional[int] = ..., include_blocks: _Optional[bool] = ...) -> None: ...
+
+class KVManagerServiceListRequestsResponse(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[_monitoring_pb2.RequestView]
+    def __init__(self, requests: _Optional[_Iterable[_Union[_monitoring_pb2.RequestView, _Mapping]]] = ...) -> None: ...
+
+class GetTimelineRequest(_message.Message):
+    __slots__ = ("tenant", "request_id")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    request_id: str
+    def __init__(self, tenant: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class GetTimelineResponse(_message.Message):
+    __slots__ = ("timeline",)
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    timeline: _monitoring_pb2.Timeline
+    def __init__(self, timeline: _Optional[_Union[_monitoring_pb2.Timeline, _Mapping]] = ...) -> None: ...
+
+class KVManagerServiceGetPrefixTreeRequest(_message.Message):
+    __slots__ = ("owners", "max_nodes")
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    owners: _containers.RepeatedScalarFieldContainer[str]
+    max_nodes: int
+    def __init__(self, owners: _Optional[_Iterable[str]] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+
+class KVManagerServiceGetPrefixTreeResponse(_message.Message):
+    __slots__ = ("nodes", "nodes_left_out", "scopes")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NODES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[CachedPrefix]
+    nodes_left_out: int
+    scopes: _containers.RepeatedCompositeFieldContainer[CachedScope]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., nodes_left_out: _Optional[int] = ..., scopes: _Optional[_Iterable[_Union[CachedScope, _Mapping]]] = ...) -> None: ...
+
+class CachedPrefix(_message.Message):
+    __slots__ = ("node", "narrowness", "token_ids")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NARROWNESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    node: _monitoring_pb2.PrefixNode
+    narrowness: int
+    token_ids: bytes
+    def __init__(self, node: _Optional[_Union[_monitoring_pb2.PrefixNode, _Mapping]] = ..., narrowness: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class CachedScope(_message.Message):
+    __slots__ = ("use", "narrowness")
+    USE_FIELD_NUMBER: _ClassVar[int]
+    NARROWNESS_FIELD_NUMBER: _ClassVar[int]
+    use: _monitoring_pb2.ScopeUse
+    narrowness: int
+    def __init__(self, use: _Optional[_Union[_monitoring_pb2.ScopeUse, _Mapping]] = ..., narrowness: _Optional[int] = ...) -> None: ...

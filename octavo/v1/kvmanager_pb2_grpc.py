@@ -76,6 +76,21 @@ class KVManagerServiceStub:
                 request_serializer=octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/octavo.v1.KVManagerService/ListRequests',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceListRequestsRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceListRequestsResponse.FromString,
+                _registered_method=True)
+        self.GetTimeline = channel.unary_unary(
+                '/octavo.v1.KVManagerService/GetTimeline',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.GetTimelineRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.GetTimelineResponse.FromString,
+                _registered_method=True)
+        self.GetPrefixTree = channel.unary_unary(
+                '/octavo.v1.KVManagerService/GetPrefixTree',
+                request_serializer=octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceGetPrefixTreeRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceGetPrefixTreeResponse.FromString,
+                _registered_method=True)
 
 
 class KVManagerServiceServicer:
@@ -141,6 +156,27 @@ class KVManagerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """Requests that wait and run, and the last ones that have ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTimeline(self, request, context):
+        """A request's life. NOT_FOUND: the tenant has no such request, or it ended too long ago.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPrefixTree(self, request, context):
+        """What the prefix caches hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -183,6 +219,21 @@ def add_KVManagerServiceServicer_to_server(servicer, server):
                     servicer.ListTenantPins,
                     request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceListRequestsRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceListRequestsResponse.SerializeToString,
+            ),
+            'GetTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimeline,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.GetTimelineRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.GetTimelineResponse.SerializeToString,
+            ),
+            'GetPrefixTree': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPrefixTree,
+                    request_deserializer=octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceGetPrefixTreeRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceGetPrefixTreeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -403,6 +454,87 @@ class KVManagerService:
             '/octavo.v1.KVManagerService/ListTenantPins',
             octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsRequest.SerializeToString,
             octavo_dot_v1_dot_kvmanager__pb2.ListTenantPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/ListRequests',
+            octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceListRequestsRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/GetTimeline',
+            octavo_dot_v1_dot_kvmanager__pb2.GetTimelineRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.GetTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPrefixTree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.KVManagerService/GetPrefixTree',
+            octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceGetPrefixTreeRequest.SerializeToString,
+            octavo_dot_v1_dot_kvmanager__pb2.KVManagerServiceGetPrefixTreeResponse.FromString,
             options,
             channel_credentials,
             insecure,

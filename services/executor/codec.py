@@ -19,7 +19,7 @@ from executor.step import (
     Tier,
     TokenLogprobs,
 )
-from octavo.v1 import common_pb2, executor_pb2, inference_pb2
+from octavo.v1 import common_pb2, executor_pb2, inference_pb2, memory_pb2
 from services.rpc.columns import (
     pack_float32,
     pack_int32,
@@ -150,8 +150,8 @@ def _encode_candidates(candidates: Candidates) -> executor_pb2.Candidates:
     )
 
 
-def _encode_speeds(speeds: Speeds) -> executor_pb2.Speeds:
-    return executor_pb2.Speeds(
+def _encode_speeds(speeds: Speeds) -> memory_pb2.Speeds:
+    return memory_pb2.Speeds(
         prefill_tokens_per_s=speeds.prefill_tokens_per_s,
         swap_out_blocks_per_s=speeds.swap_out_blocks_per_s,
         swap_in_blocks_per_s=speeds.swap_in_blocks_per_s,

@@ -17,10 +17,9 @@ from services.gateway.backends import Backends
 from services.gateway.generation import Generation
 from services.gateway.record_codec import decode_request, encode_request
 from services.gateway.request_stream import RequestStream
-from services.gateway.running_call import RunningCall
+from services.gateway.running_call import Recipient, RunningCall
 from services.gateway.span_attributes import request_attributes
 from services.gateway.token_log import LoggedAnswer, TokenLogs
-from services.rpc.server import Context
 from services.rpc.status import RpcError
 from services.state.store import StateUnavailable
 from services.state.token_log import LogKey
@@ -43,7 +42,7 @@ class Answers:
         self._logs = logs
         self._running: dict[LogKey, RunningCall] = {}
 
-    async def begin(self, request: PreparedRequest, span: RequestSpan, context: Context, visit: Visit) -> None:
+    async def begin(self, request: PreparedRequest, span: RequestSpan, recipient: Recipient, visit: Visit) -> None:
         """Serves a new request. Whatever ends this, the client's going away included, ends it at the KV manager.
 
         Raises:
@@ -54,7 +53,7 @@ class Answers:
             message = f"request_id: {request.request_id!r} is running already"
             raise RpcError(grpc.StatusCode.ALREADY_EXISTS, message, "REQUEST_EXISTS", "request_id")
         stream = self._backends.stream(request, span.context)
-        with self._call(key, stream, context) as call:
+        with self._call(key, stream, recipient) as call:
             await visit.begin(request)
             if self._logs is not None:
                 seconds = request.timeout_us / 1e6
@@ -64,7 +63,7 @@ class Answers:
             await self._answer(Generation(self._gateway, request, stream), request, span, call.write, visit)
 
     async def resume(
-        self, request_id: str, from_token: Sequence[int], span: RequestSpan, context: Context, visit: Visit
+        self, request_id: str, from_token: Sequence[int], span: RequestSpan, recipient: Recipient, visit: Visit
     ) -> None:
         """Goes on with a request from the tokens that its client has.
 
@@ -74,10 +73,10 @@ class Answers:
         """
         key = self._key(visit.identity.tenant, request_id)
         known = await self._take_over(key)
-        request = within_deadline(decode_request(known.opening, time.time()), context)
+        request = within_deadline(decode_request(known.opening, time.time()), recipient)
         _check_positions(from_token, request)
         stream = self._backends.stream(request, span.context)
-        with self._call(key, stream, context) as call:
+        with self._call(key, stream, recipient) as call:
             stream.replay(known.updates)
             stream.submitted_before = True
             if self._logs is not None and not (known.end is not None and known.in_store):
@@ -121,8 +120,8 @@ class Answers:
             await write(response)
 
     @contextmanager
-    def _call(self, key: LogKey, stream: RequestStream, context: Context) -> Iterator[RunningCall]:
-        call = self._running[key] = RunningCall(stream, context)
+    def _call(self, key: LogKey, stream: RequestStream, recipient: Recipient) -> Iterator[RunningCall]:
+        call = self._running[key] = RunningCall(stream, recipient)
         try:
             yield call
         finally:
@@ -146,9 +145,9 @@ class Answers:
             call.end(RpcError(grpc.StatusCode.UNAVAILABLE, message, "DRAINING"))
 
 
-def within_deadline(request: PreparedRequest, context: Context) -> PreparedRequest:
+def within_deadline(request: PreparedRequest, recipient: Recipient) -> PreparedRequest:
     """The request with a time limit that is no longer than the call's own."""
-    remaining = context.time_remaining()
+    remaining = recipient.time_remaining()
     if remaining is None:
         return request
     remaining_us = max(1, int(remaining * 1e6))

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, Protocol
 
 import grpc
 
 from services.gateway.request_stream import RequestStream
-from services.rpc.server import Context
 from services.rpc.status import RpcError
+
+
+class Recipient(Protocol):
+    """Whom the responses of a call go to: a gRPC call's context, say."""
+
+    async def write(self, response: Any, /) -> None:
+        """Sends a response. Takes as long as the recipient does to take what came before."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the call's own deadline, if it has one."""
 
 
 class RunningCall:
@@ -16,11 +26,12 @@ class RunningCall:
 
     Args:
         stream: What is sent to its client comes from here.
+        recipient: Its client.
     """
 
-    def __init__(self, stream: RequestStream, context: Context) -> None:
+    def __init__(self, stream: RequestStream, recipient: Recipient) -> None:
         self._stream = stream
-        self._context = context
+        self._recipient = recipient
         self._task = asyncio.current_task()
         self._writes = False
         self._error: RpcError | None = None
@@ -40,7 +51,7 @@ class RunningCall:
         """
         self._writes = True
         try:
-            await self._context.write(response)
+            await self._recipient.write(response)
         except asyncio.CancelledError:
             if self._error is None:
                 raise

@@ -13,6 +13,7 @@ from gateway.loading import load_tokenizer
 from services.config import ConfigError, GatewayConfig
 from services.gateway.answers import Answers
 from services.gateway.backends import Backends
+from services.gateway.calls import Calls
 from services.gateway.door import Door
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.gateway.token_log import TokenLogs
@@ -64,15 +65,8 @@ class GatewayService:
         except TokenizerError as error:
             raise ConfigError(str(error)) from error
         self._answers = Answers(gateway, self._backends, self._logs)
-        servicer = GenerationServicer(
-            gateway,
-            self._backends,
-            self._answers,
-            self._door.callers,
-            self._door.admission,
-            self._tracing,
-            self._server.count,
-        )
+        calls = Calls(gateway, self._backends, self._answers, self._door.callers, self._door.admission, self._tracing)
+        servicer = GenerationServicer(calls, self._server.count)
         self._server.grpc.add_generic_rpc_handlers([servicer.handlers()])
         await self._server.start()
 

@@ -31,7 +31,7 @@ from kvmanager.step import (
     StoredBlock,
     Usage,
 )
-from octavo.v1 import common_pb2, executor_pb2, inference_pb2, kvmanager_pb2
+from octavo.v1 import common_pb2, executor_pb2, inference_pb2, kvmanager_pb2, memory_pb2
 from services.rpc.columns import (
     pack_int32,
     pack_int64,
@@ -134,7 +134,7 @@ def decode_capacity(message: executor_pb2.DescribeResponse) -> Capacity:
     )
 
 
-def decode_speeds(message: executor_pb2.Speeds) -> Speeds:
+def decode_speeds(message: memory_pb2.Speeds) -> Speeds:
     return Speeds(
         message.prefill_tokens_per_s,
         message.swap_out_blocks_per_s,

@@ -13,7 +13,7 @@ from kvmanager.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVE
 from kvmanager.manager import KVManager
 from kvmanager.pins import Pin
 from kvmanager.step import Speeds
-from octavo.v1 import common_pb2, executor_pb2, inference_pb2, kvmanager_pb2
+from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2, memory_pb2
 
 MESSAGE_BLOCKS = 4096
 """Most blocks in one message of a watch."""
@@ -50,11 +50,9 @@ def encode_memory_map(
     )
 
 
-def _encode_executor(
-    manager: KVManager, replica: views.ReplicaView, include_blocks: bool
-) -> kvmanager_pb2.ExecutorMemory:
+def _encode_executor(manager: KVManager, replica: views.ReplicaView, include_blocks: bool) -> memory_pb2.ExecutorMemory:
     blocks = views.block_views(manager.replicas[replica.executor]) if include_blocks else []
-    return kvmanager_pb2.ExecutorMemory(
+    return memory_pb2.ExecutorMemory(
         executor=replica.executor,
         device=_encode_pool(replica.device),
         host=_encode_pool(replica.host),
@@ -67,8 +65,8 @@ def _encode_executor(
     )
 
 
-def _encode_pool(pool: views.PoolView) -> kvmanager_pb2.PoolState:
-    return kvmanager_pb2.PoolState(
+def _encode_pool(pool: views.PoolView) -> memory_pb2.PoolState:
+    return memory_pb2.PoolState(
         num_blocks=pool.num_blocks,
         free_blocks=pool.free_blocks,
         cached_blocks=pool.cached_blocks,
@@ -76,8 +74,8 @@ def _encode_pool(pool: views.PoolView) -> kvmanager_pb2.PoolState:
     )
 
 
-def _encode_speeds(speeds: Speeds) -> executor_pb2.Speeds:
-    return executor_pb2.Speeds(
+def _encode_speeds(speeds: Speeds) -> memory_pb2.Speeds:
+    return memory_pb2.Speeds(
         prefill_tokens_per_s=speeds.prefill_tokens_per_s,
         swap_out_blocks_per_s=speeds.swap_out_blocks_per_s,
         swap_in_blocks_per_s=speeds.swap_in_blocks_per_s,
@@ -85,8 +83,8 @@ def _encode_speeds(speeds: Speeds) -> executor_pb2.Speeds:
     )
 
 
-def _encode_tenant(tenant: views.TenantView) -> kvmanager_pb2.TenantMemory:
-    return kvmanager_pb2.TenantMemory(
+def _encode_tenant(tenant: views.TenantView) -> memory_pb2.TenantMemory:
+    return memory_pb2.TenantMemory(
         owner=tenant.owner,
         charged_blocks=tenant.charged_blocks,
         cached_blocks=tenant.cached_blocks,
@@ -97,8 +95,8 @@ def _encode_tenant(tenant: views.TenantView) -> kvmanager_pb2.TenantMemory:
     )
 
 
-def _encode_counters(counters: Counters, num_evicted: int) -> kvmanager_pb2.MemoryCounters:
-    return kvmanager_pb2.MemoryCounters(
+def _encode_counters(counters: Counters, num_evicted: int) -> memory_pb2.MemoryCounters:
+    return memory_pb2.MemoryCounters(
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
         cached_prompt_tokens=counters.cached_prompt_tokens,
@@ -121,8 +119,8 @@ def _encode_counters(counters: Counters, num_evicted: int) -> kvmanager_pb2.Memo
     )
 
 
-def _encode_block(block: views.BlockView) -> kvmanager_pb2.Block:
-    return kvmanager_pb2.Block(
+def _encode_block(block: views.BlockView) -> memory_pb2.Block:
+    return memory_pb2.Block(
         block_id=block.block_id,
         tier=_TIERS[block.tier],
         reference_count=block.reference_count,

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.soak.memory import MIB, Growth, resident_bytes
 from benchmarks.soak.stack import check_idle
 from benchmarks.soak.totals import check_totals, grown
-from octavo.v1 import common_pb2, kvmanager_pb2
+from octavo.v1 import common_pb2, kvmanager_pb2, memory_pb2
 
 
 def noisy(start: float, end: float, count: int = 300) -> list[int]:
@@ -48,8 +48,8 @@ def test_a_process_is_measured_while_it_is_there() -> None:
     assert resident_bytes(2**22 + 1) is None
 
 
-def pool(**changes: int) -> kvmanager_pb2.PoolState:
-    return kvmanager_pb2.PoolState(**{"num_blocks": 5, "free_blocks": 3, "cached_blocks": 2, **changes})
+def pool(**changes: int) -> memory_pb2.PoolState:
+    return memory_pb2.PoolState(**{"num_blocks": 5, "free_blocks": 3, "cached_blocks": 2, **changes})
 
 
 def memory_map(
@@ -57,18 +57,16 @@ def memory_map(
 ) -> kvmanager_pb2.GetMemoryMapResponse:
     """Two executors; the second one is as it should be."""
     blocks = [
-        kvmanager_pb2.Block(block_id=index, tier=tier, cached=index < 2)
+        memory_pb2.Block(block_id=index, tier=tier, cached=index < 2)
         for tier in (common_pb2.TIER_DEVICE, common_pb2.TIER_HOST)
         for index in range(5)
     ]
     executors = [
-        kvmanager_pb2.ExecutorMemory(
-            executor="one", device=pool(**device or {}), host=pool(**host or {}), blocks=blocks
-        ),
-        kvmanager_pb2.ExecutorMemory(executor="two", device=pool(), host=pool(), blocks=blocks),
+        memory_pb2.ExecutorMemory(executor="one", device=pool(**device or {}), host=pool(**host or {}), blocks=blocks),
+        memory_pb2.ExecutorMemory(executor="two", device=pool(), host=pool(), blocks=blocks),
     ]
     state = {"num_blocks": 10, "free_blocks": 6, "cached_blocks": 4, **changes}
-    tenants = [kvmanager_pb2.TenantMemory(owner="default", cached_blocks=4)]
+    tenants = [memory_pb2.TenantMemory(owner="default", cached_blocks=4)]
     return kvmanager_pb2.GetMemoryMapResponse(executors=executors, tenants=tenants, **state)
 
 

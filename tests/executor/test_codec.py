@@ -17,7 +17,7 @@ from executor.step import (
     StepResult,
     TokenLogprobs,
 )
-from octavo.v1 import common_pb2, executor_pb2
+from octavo.v1 import common_pb2, executor_pb2, memory_pb2
 from services.executor.codec import decode_batch, encode_description, encode_result
 
 _LARGE = 1 << 40
@@ -173,7 +173,7 @@ def test_every_field_of_a_result():
                 sequence_id=9, token_ids=_int32(1, 2), logprobs=struct.pack("<2f", -0.25, float("-inf"))
             )
         ],
-        speeds=executor_pb2.Speeds(
+        speeds=memory_pb2.Speeds(
             prefill_tokens_per_s=1.0, swap_out_blocks_per_s=2.0, swap_in_blocks_per_s=3.0, copy_blocks_per_s=4.0
         ),
     )
@@ -207,4 +207,4 @@ def test_a_description():
     assert (message.num_host_blocks, message.model.num_blocks, message.epoch) == (10, 40, 5)
     assert (message.max_batched_tokens, message.max_sequences) == (512, 64)
     assert message.tensor_parallel_size == 4
-    assert message.speeds == executor_pb2.Speeds(prefill_tokens_per_s=99.0)
+    assert message.speeds == memory_pb2.Speeds(prefill_tokens_per_s=99.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.v1 import kvmanager_pb2
+from octavo.v1 import kvmanager_pb2, memory_pb2
 
 BlockKey = tuple[str, int, int]
 
@@ -12,7 +12,7 @@ class MemoryPicture:
 
     def __init__(self) -> None:
         self.sizes: dict[str, tuple[int, int]] = {}
-        self.blocks: dict[BlockKey, kvmanager_pb2.Block] = {}
+        self.blocks: dict[BlockKey, memory_pb2.Block] = {}
         self.num_messages = 0
 
     def take(self, message: kvmanager_pb2.WatchMemoryResponse) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from octavo.v1 import executor_pb2, executor_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from octavo.v1 import executor_pb2, executor_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc, memory_pb2
 from tests.services.e2e.calls import Caller
 from tests.services.e2e.processes import CHANNEL_OPTIONS, PATIENCE, Processes, Server, eventually
 
@@ -70,7 +70,7 @@ class Stack:
         request = kvmanager_pb2.GetMemoryMapRequest(include_blocks=include_blocks)
         return self.inner.GetMemoryMap(request, timeout=10)
 
-    def memory_by_executor(self) -> dict[str, kvmanager_pb2.ExecutorMemory]:
+    def memory_by_executor(self) -> dict[str, memory_pb2.ExecutorMemory]:
         return {memory.executor: memory for memory in self.memory_map().executors}
 
     def wait_for_executors(self, *executors: Server) -> None:

@@ -11,7 +11,7 @@ import grpc
 
 from kvmanager.kv_events import Tier
 from kvmanager.step import NewSequence, StepBatch, StepResult
-from octavo.v1 import common_pb2, executor_pb2, executor_pb2_grpc, inference_pb2
+from octavo.v1 import common_pb2, executor_pb2, executor_pb2_grpc, inference_pb2, memory_pb2
 from services.kvmanager.codec import decode_stored_blocks, encode_batch
 from services.rpc.columns import (
     pack_float32,
@@ -50,7 +50,7 @@ class OracleService(executor_pb2_grpc.ExecutorServiceServicer):
             setattr(self.model, field, value)
         self.num_host_blocks = num_host_blocks
         self.address = f"127.0.0.1:{free_port()}"
-        self.speeds = executor_pb2.Speeds()
+        self.speeds = memory_pb2.Speeds()
         self.batches: list[executor_pb2.StepBatch] = []
         self.problems: list[str] = []
         self.epoch = 0

@@ -18,7 +18,7 @@ from kvmanager.kv_events import Tier
 from kvmanager.request import FinishReason, PrefixMatchEnd
 from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, ResumedSequence, Scope
 from kvmanager.step import NewSequence, RequestEnd, SequenceUpdate, Speeds, StepBatch, StoredBlock, Usage
-from octavo.v1 import common_pb2, executor_pb2, kvmanager_pb2
+from octavo.v1 import common_pb2, executor_pb2, kvmanager_pb2, memory_pb2
 from services.executor.codec import decode_batch
 from services.kvmanager.codec import (
     decode_result,
@@ -207,7 +207,7 @@ def test_a_result() -> None:
     candidates = executor_pb2.Candidates(
         sequence_id=6, token_ids=pack_int32([1, 2]), logprobs=pack_float32([-0.25, -4.0])
     )
-    speeds = executor_pb2.Speeds(
+    speeds = memory_pb2.Speeds(
         prefill_tokens_per_s=1, swap_out_blocks_per_s=2, swap_in_blocks_per_s=3, copy_blocks_per_s=4
     )
     decoded = decode_result(

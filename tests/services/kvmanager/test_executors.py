@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from octavo.client import OctavoError
-from octavo.v1 import inference_pb2, kvmanager_pb2
+from octavo.v1 import inference_pb2, kvmanager_pb2, memory_pb2
 from services.kvmanager import executor_link
 from tests.oracle import expected_output
 from tests.services.kvmanager.conftest import MakeRig, Rig
@@ -29,7 +29,7 @@ async def drain(rig: Rig, executor: OracleService) -> None:
     await rig.stub.DrainExecutor(kvmanager_pb2.DrainExecutorRequest(address=executor.address), timeout=30)
 
 
-async def memory_by_executor(rig: Rig) -> dict[str, kvmanager_pb2.ExecutorMemory]:
+async def memory_by_executor(rig: Rig) -> dict[str, memory_pb2.ExecutorMemory]:
     return {each.executor: each for each in (await rig.memory_map()).executors}
 
 

@@ -201,6 +201,7 @@ class Gateway:
             frequency_penalty=_or_default(sampling.frequency_penalty, 0.0),
             repetition_penalty=_or_default(sampling.repetition_penalty, 1.0),
             logit_bias=sampling.logit_bias,
+            guide=sampling.guide,
         )
 
 

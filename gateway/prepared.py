@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.request import EarlyStopping
+from gateway.request import EarlyStopping, Guide
 from gateway.scope import ScopeSpan
 
 
@@ -30,6 +30,7 @@ class ResolvedSampling:
 
     Attributes:
         logprobs: How many of the most likely tokens to report at each position. None: no log probabilities at all.
+        guide: What the answer must look like. None: anything.
     """
 
     temperature: float
@@ -44,6 +45,7 @@ class ResolvedSampling:
     frequency_penalty: float
     repetition_penalty: float
     logit_bias: Mapping[int, float]
+    guide: Guide | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,30 @@ class EarlyStopping(Enum):
     NEVER = auto()
 
 
+class GuideKind(Enum):
+    """In which language a guide is written; the values are the names of the fields of ``octavo.v1.Guide``."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What an answer must look like, as in ``octavo.v1.Guide``.
+
+    Attributes:
+        kind: None: the client gave none, which is refused.
+        text: The schema, as JSON, the regular expression, or the grammar.
+        choices: Of a choice, in place of the text.
+    """
+
+    kind: GuideKind | None
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen, as the client states it. None is a field left out.
@@ -45,6 +69,7 @@ class SamplingParams:
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: EarlyStopping | None = None
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from gateway.request import (
     ChatPrompt,
     EarlyStopping,
     GenerationRequest,
+    Guide,
+    GuideKind,
     PinRequest,
     Prompt,
     SamplingParams,
@@ -126,8 +128,22 @@ def _decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=list(message.stop_token_ids),
         logit_bias=dict(message.logit_bias),
         early_stopping=EARLY_STOPPING[message.early_stopping],
-        **given,
+        **given | {"guide": decode_guide(message)},
     )
+
+
+def decode_guide(sampling: common_pb2.SamplingParams) -> Guide | None:
+    """What the answer must look like, if anything."""
+    if not sampling.HasField("guide"):
+        return None
+    guide = sampling.guide
+    match guide.WhichOneof("kind"):
+        case None:
+            return Guide(None)
+        case "choice":
+            return Guide(GuideKind.CHOICE, choices=tuple(guide.choice.choices))
+        case kind:
+            return Guide(GuideKind(kind), getattr(guide, kind))
 
 
 # --- To the KV manager ----------------------------------------------------------------------------------------------
@@ -167,6 +183,7 @@ def encode_submission(
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=sampling.logit_bias,
+            guide=_encode_guide(sampling.guide) if sampling.guide else None,
         ),
         timeout_us=request.timeout_us,
         trace=trace,
@@ -177,6 +194,15 @@ def encode_submission(
         report_progress=request.report_progress,
         pin=kvmanager_pb2.PinOrder(pin_id=request.pin.pin_id, ttl_us=request.pin.ttl_us) if request.pin else None,
     )
+
+
+def _encode_guide(guide: Guide) -> common_pb2.Guide:
+    assert guide.kind is not None, "a prepared request has one"
+    if guide.kind is GuideKind.CHOICE:
+        return common_pb2.Guide(choice=common_pb2.ChoiceGuide(choices=guide.choices))
+    message = common_pb2.Guide()
+    setattr(message, guide.kind.value, guide.text)
+    return message
 
 
 def encode_resumption(sequences: Sequence[ReceivedSequence]) -> kvmanager_pb2.Resumption | None:

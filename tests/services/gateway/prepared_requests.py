@@ -43,6 +43,7 @@ def prepared(prompt: list[int] | None = None, stop: tuple[str, ...] = (), **chan
             frequency_penalty=0.0,
             repetition_penalty=1.0,
             logit_bias={},
+            guide=None,
         ),
         timeout_us=0,
         priority=0,

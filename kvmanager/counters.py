@@ -50,13 +50,16 @@ class Counters:
 
     def note_state(self, request: Request, state: RequestState | None, now: float) -> None:
         """Adds the time in the state that a request leaves; None: it is over."""
-        seconds = now - request.state_since
+        seconds, times = now - request.state_since, request.times
         if request.state is RequestState.WAITING:
             self.waiting_seconds += seconds
+            times.waiting += seconds
         elif request.state is RequestState.RUNNING:
             self.running_seconds += seconds
+            times.running += seconds
         else:
             self.preempted_seconds += seconds
+            times.preempted += seconds
         request.state_since = now
         if state is not None:
             request.state = state

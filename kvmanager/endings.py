@@ -92,8 +92,8 @@ def end_request(
         completion = sum(each.num_output for each in request.sequences)
     if error is None:
         usage = Usage(len(spec.prompt_token_ids), completion, request.num_cached_tokens or 0, request.prefix_match_end)
-        outputs.ends.append(RequestEnd(spec.handle, usage=usage))
+        outputs.ends.append(RequestEnd(spec.handle, usage=usage, times=request.times))
     else:
-        outputs.ends.append(RequestEnd(spec.handle, error=error))
+        outputs.ends.append(RequestEnd(spec.handle, error=error, times=request.times))
     how = detail or (type(error).__name__ if error else "done")
     emit(Event(EventKind.FINISHED, now, spec.handle, value=completion, detail=how))

@@ -142,6 +142,7 @@ class Replica:
         request = sequence.request
         position = len(sequence.token_ids) - sequence.prompt_length - 1
         request.num_losses = 0
+        request.note_first_token(now)
         if position == 0 and sequence.sample_index == 0:
             self._emit(Event(EventKind.FIRST_TOKEN, now, sequence.handle))
         if request.spec.pin is not None:
@@ -191,6 +192,7 @@ class Replica:
         if not beams[0].num_output:
             self._emit(Event(EventKind.FIRST_TOKEN, now, request.spec.handle))
         request.num_losses = 0
+        request.note_first_token(now)
         candidates = [beam.candidates for beam in beams if beam.candidates is not None]
         outputs_so_far = [beam.token_ids[beam.prompt_length :] for beam in beams]
         continuations = search.advance(outputs_so_far, candidates)

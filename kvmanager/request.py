@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvmanager.block import Block
 from kvmanager.content import Content, ScopeMap
+from kvmanager.request_times import RequestTimes
 from kvmanager.spec import RequestSpec
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class Request:
         restarted: its prompt is computed again, so what is found of it now is no hit of the first time.
         num_losses: executors that were lost while it ran, since its last token.
         waiting_reason: why it was not admitted when last looked at, and `available_then` the blocks there were.
+        times: where its time went, up to `state_since`.
         streamed: tokens are sent as they come.
         branches, choices: what the executor has to hear before the beams go on: (parent, child) and (beam, token).
     """
@@ -193,6 +195,7 @@ class Request:
     available_then: int = 0
     state: RequestState = RequestState.WAITING
     state_since: float = 0.0
+    times: RequestTimes = field(default_factory=RequestTimes)
     streamed: bool = field(init=False)
     branches: list[tuple[Sequence, Sequence]] = field(default_factory=list)
     choices: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -216,6 +219,12 @@ class Request:
         if self.forked and self.beams is None:
             return len(self.unfinished())
         return self.spec.num_sequences
+
+    def note_first_token(self, now: float) -> None:
+        """A token has arrived; only the first one counts."""
+        if self.times.prefill is None:
+            since = now - self.state_since if self.state is RequestState.RUNNING else 0.0
+            self.times.prefill = self.times.running + since
 
     def cut(self, block_size: int) -> None:
         """Cuts its sequences into blocks of another size. They must not have any yet."""

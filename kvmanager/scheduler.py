@@ -366,6 +366,7 @@ class Scheduler:
             self.waiting.push(request)
         request.waiting_reason = ""
         self._counters.note_state(request, RequestState.SWAPPED if swap else RequestState.PREEMPTED, now)
+        request.times.preemptions += 1
         self._counters.preemptions += 1
         self._counters.preemptions_by_swap += swap
         how = "swap" if swap else "recompute"
@@ -402,6 +403,7 @@ class Scheduler:
         """The executor is lost: gives up all requests, with the tokens that have arrived."""
         for request in self.running.values():
             request.num_losses += 1
+            request.times.preemptions += 1
             self._counters.preemptions += 1
             self._emit(Event(EventKind.PREEMPTED, now, request.spec.handle, detail="executor lost"))
         holding = [*self.running.values(), *self.swapped.values()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvmanager.kv_events import Tier
 from kvmanager.request import FinishReason, PrefixMatchEnd, Sequence
+from kvmanager.request_times import RequestTimes
 from kvmanager.spec import Scope
 
 
@@ -173,11 +174,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """A request is over: with its usage, or with the reason why it was ended early."""
+    """A request is over: with its usage, or with the reason why it was ended early.
+
+    Attributes:
+        times: where its time went.
+    """
 
     handle: Hashable
     usage: Usage | None = None
     error: Exception | None = None
+    times: RequestTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from kvmanager.capacity import Capacity
 from kvmanager.errors import DeadlineExceeded, ExecutorFailed, InvalidRequest, PinRefused, QueueFull
 from kvmanager.kv_events import Tier
 from kvmanager.request import FinishReason, PrefixMatchEnd
+from kvmanager.request_times import RequestTimes
 from kvmanager.spec import (
     DEFAULT_TENANT,
     BeamParams,
@@ -268,10 +269,21 @@ def encode_progress(progress: Progress, handle: int) -> kvmanager_pb2.Progress:
 
 
 def encode_end(end: RequestEnd, handle: int) -> kvmanager_pb2.RequestEnd:
+    times = None if end.times is None else _encode_times(end.times)
     if end.usage is None:
         assert end.error is not None
-        return kvmanager_pb2.RequestEnd(handle=handle, error=encode_error(end.error))
-    return kvmanager_pb2.RequestEnd(handle=handle, usage=_encode_usage(end.usage))
+        return kvmanager_pb2.RequestEnd(handle=handle, error=encode_error(end.error), times=times)
+    return kvmanager_pb2.RequestEnd(handle=handle, usage=_encode_usage(end.usage), times=times)
+
+
+def _encode_times(times: RequestTimes) -> kvmanager_pb2.RequestTimes:
+    return kvmanager_pb2.RequestTimes(
+        waiting_us=round(times.waiting * 1e6),
+        prefill_us=round(times.to_first_token * 1e6),
+        decode_us=round(times.decode * 1e6),
+        preempted_us=round(times.preempted * 1e6),
+        preemptions=times.preemptions,
+    )
 
 
 def _encode_usage(usage: Usage) -> common_pb2.Usage:

@@ -18,6 +18,7 @@ from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
 from kvmanager.replica import Replica
 from kvmanager.request import FinishReason, Request
+from kvmanager.request_times import RequestTimes
 from kvmanager.spec import PinOrder, RequestSpec, ResumedSequence, Scope
 from kvmanager.step import Outputs, Progress, Speeds, StepBatch, Usage
 from tests.oracle import VOCAB_SIZE, Oracle, RankedOutput, expected_beams, expected_best_of, expected_output
@@ -79,6 +80,7 @@ class Harness:
         self.reasons: dict[tuple[Hashable, int], FinishReason] = {}
         self.scores: dict[tuple[Hashable, int], float] = {}
         self.usage: dict[Hashable, Usage] = {}
+        self.times: dict[Hashable, RequestTimes] = {}
         self.errors: dict[Hashable, Exception] = {}
         self.progress: list[Progress] = []
         for index in range(num_executors):
@@ -260,6 +262,8 @@ class Harness:
             if update.score is not None:
                 self.scores[update.handle, update.sample_index] = update.score
         for end in outputs.ends:
+            assert end.times is not None
+            self.times[end.handle] = end.times
             if end.usage is not None:
                 self.usage[end.handle] = end.usage
             else:

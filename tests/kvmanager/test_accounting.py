@@ -180,6 +180,44 @@ def test_time_without_an_executor_is_time_preempted_for_what_ran_and_time_waited
     h.run_and_check()
 
 
+def test_what_a_request_is_told_of_its_time():
+    h = Harness(
+        num_blocks=12,
+        block_size=2,
+        num_host_blocks=40,
+        max_batched_tokens=4,
+        max_sequences=4,
+        preemption=Preemption.SWAP,
+    )
+    h.submit("a", h.prompt(6), max_tokens=17)
+    h.submit("b", h.prompt(6), max_tokens=17)
+    ended: dict[object, float] = {}
+    while not h.manager.idle:
+        h.now += 1.0
+        h.step()
+        for handle in h.usage:
+            ended.setdefault(handle, h.now)
+    for handle, times in h.times.items():
+        assert times.prefill is not None
+        assert times.prefill > 0
+        assert times.decode > 0
+        total = times.waiting + times.prefill + times.decode + times.preempted
+        assert total == ended[handle]
+    assert h.times["a"].to_first_token < h.times["b"].to_first_token  # its chunks came first
+    assert [h.times[handle].preemptions for handle in "ab"] == [0, h.counters.preemptions]
+    assert h.times["b"].preempted == h.counters.preempted_seconds > 0
+
+
+def test_a_request_that_never_had_a_token_has_spent_no_time_on_decoding():
+    h = Harness(block_size=4, max_batched_tokens=4, max_sequences=4)
+    h.submit("a", h.prompt(20), max_tokens=4, deadline=3.0)
+    h.step()
+    h.now = 3.0
+    h.take(h.manager.expire(h.now))
+    times = h.times["a"]
+    assert (times.to_first_token, times.decode, times.preemptions) == (3.0, 0.0, 0)
+
+
 # Progress
 
 

@@ -16,6 +16,7 @@ from kvmanager.errors import (
 )
 from kvmanager.kv_events import Tier
 from kvmanager.request import FinishReason, PrefixMatchEnd
+from kvmanager.request_times import RequestTimes
 from kvmanager.spec import BeamParams, EarlyStopping, PinOrder, ResumedSequence, Scope
 from kvmanager.step import NewSequence, RequestEnd, SequenceUpdate, Speeds, StepBatch, StoredBlock, Usage
 from octavo.v1 import common_pb2, executor_pb2, kvmanager_pb2, memory_pb2
@@ -255,6 +256,15 @@ def test_updates() -> None:
         score=-0.75,
     )
     assert not encode_update(SequenceUpdate((1, 2), 0, 0, [5], [], None), 2).HasField("score")
+
+
+@pytest.mark.parametrize("outcome", [{"usage": Usage(1, 1, 0)}, {"error": DeadlineExceeded("over")}])
+def test_where_the_time_went(outcome: dict[str, Any]) -> None:
+    times = RequestTimes(waiting=1.5, running=3.0, preempted=0.25, prefill=1.0, preemptions=2)
+    encoded = encode_end(RequestEnd((1, 2), **outcome, times=times), 2).times
+    assert encoded == kvmanager_pb2.RequestTimes(
+        waiting_us=1_500_000, prefill_us=1_000_000, decode_us=2_000_000, preempted_us=250_000, preemptions=2
+    )
 
 
 @pytest.mark.parametrize("end", [None, *PrefixMatchEnd])

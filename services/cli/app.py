@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from services.cli import certs, chat, check, generate, pins, processes, tenants
+from services.cli.bench import command as bench
 from services.cli.errors import INTERRUPTED, UNUSABLE, CommandError
 from services.config import ConfigError, read_toml
 
@@ -33,6 +34,7 @@ for command in (
     pins.pins,
     check.models,
     check.health,
+    bench.bench,
     certs.certs,
     processes.fetch,
     processes.demo,

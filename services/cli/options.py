@@ -21,7 +21,7 @@ from services.config import (
 )
 
 # What the launcher decides for the three processes itself: where each listens and finds the next.
-_PLACES = {"host", "port", "kvmanager", "executors"}
+_PLACES = {"host", "port", "metrics_host", "metrics_port", "kvmanager", "executors"}
 # Each process has its own: the launcher finds them in one folder.
 _CERTIFICATES = {"tls_cert", "tls_key", "tls_ca"}
 _COMMON = {each.name for each in fields(ServiceConfig)} - _PLACES

@@ -26,6 +26,13 @@ class ServiceConfig:
     otlp_endpoint: str | None = setting(
         None, "Where to send traces (OTLP over gRPC); off when absent.", envvar="OTEL_EXPORTER_OTLP_ENDPOINT"
     )
+    metrics_port: int | None = setting(
+        None,
+        "Port to listen on for Prometheus, which anybody who reaches it may read; off when absent.",
+        minimum=0,
+        maximum=MAX_PORT,
+    )
+    metrics_host: str = setting("127.0.0.1", "Address to listen on for Prometheus.")
     tls_cert: str | None = setting(
         None, "PEM file with this service's certificate, for TLS between the services; octavo certs makes some."
     )

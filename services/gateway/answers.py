@@ -15,6 +15,7 @@ from octavo.v1 import inference_pb2
 from services.gateway.admission import Visit
 from services.gateway.backends import Backends
 from services.gateway.generation import Generation
+from services.gateway.metrics.calls import CallMeter
 from services.gateway.record_codec import decode_request, encode_request
 from services.gateway.request_stream import RequestStream
 from services.gateway.running_call import Recipient, RunningCall
@@ -42,7 +43,9 @@ class Answers:
         self._logs = logs
         self._running: dict[LogKey, RunningCall] = {}
 
-    async def begin(self, request: PreparedRequest, span: RequestSpan, recipient: Recipient, visit: Visit) -> None:
+    async def begin(
+        self, request: PreparedRequest, span: RequestSpan, recipient: Recipient, visit: Visit, meter: CallMeter
+    ) -> None:
         """Serves a new request. Whatever ends this, the client's going away included, ends it at the KV manager.
 
         Raises:
@@ -55,15 +58,23 @@ class Answers:
         stream = self._backends.stream(request, span.context)
         with self._call(key, stream, recipient) as call:
             await visit.begin(request)
+            meter.begun(request)
             if self._logs is not None:
                 seconds = request.timeout_us / 1e6
                 opening = encode_request(request, time.time() + seconds if seconds else None)
                 stream.log = self._logs.open(key, opening, stream.sequences, _ender(call))
             await self._backends.submit(stream)
-            await self._answer(Generation(self._gateway, request, stream), request, span, call.write, visit)
+            generation = Generation(self._gateway, request, stream, on_tokens=meter.tokens)
+            await self._answer(generation, request, span, call.write, visit, meter)
 
     async def resume(
-        self, request_id: str, from_token: Sequence[int], span: RequestSpan, recipient: Recipient, visit: Visit
+        self,
+        request_id: str,
+        from_token: Sequence[int],
+        span: RequestSpan,
+        recipient: Recipient,
+        visit: Visit,
+        meter: CallMeter,
     ) -> None:
         """Goes on with a request from the tokens that its client has.
 
@@ -89,8 +100,9 @@ class Answers:
             async def write(response: bytes) -> None:
                 await call.write(_as_resumed(response))
 
-            generation = Generation(self._gateway, request, stream, from_token)
-            await self._answer(generation, request, span, write, visit)
+            meter.resumed()
+            generation = Generation(self._gateway, request, stream, from_token, meter.tokens)
+            await self._answer(generation, request, span, write, visit, meter)
 
     async def _take_over(self, key: LogKey) -> LoggedAnswer:
         try:
@@ -112,11 +124,13 @@ class Answers:
         span: RequestSpan,
         write: Callable[[bytes], Awaitable[None]],
         visit: Visit,
+        meter: CallMeter,
     ) -> None:
         async for response in generation.responses():
             visit.count(generation.new_usage)
             if generation.over:
                 span.end(request_attributes(request, generation))
+                meter.answered(generation.usage, generation.finish_reasons, generation.times)
             await write(response)
 
     @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -19,10 +20,11 @@ from services.gateway.call_span import CallSpan
 from services.gateway.codec import core_error
 from services.gateway.identity import Callers
 from services.gateway.mailbox import Mailbox
+from services.gateway.metrics.calls import CallMeter, CallMetrics
 from services.gateway.pinning import Pinning
 from services.gateway.running_call import Recipient
 from services.gateway.span_attributes import usage_attributes
-from services.telemetry.tracing import Tracing
+from services.telemetry.tracing import Tracing, sampled_trace_id
 
 LONG_REQUEST_BYTES = 16 * 1024
 """Requests from this size on are tokenized on a thread, so that they don't hold up others' streams."""
@@ -43,6 +45,7 @@ class Calls:
         answers: the calls that stream.
         callers: tells who is calling.
         admission: lets requests in, and counts what they use.
+        metrics: are told of calls that compute something.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Calls:
         callers: Callers,
         admission: Admission,
         tracing: Tracing,
+        metrics: CallMetrics,
     ) -> None:
         self._gateway = gateway
         self._backends = backends
@@ -60,7 +64,15 @@ class Calls:
         self._callers = callers
         self._admission = admission
         self._tracing = tracing
+        self._metrics = metrics
+        self._protocol = "grpc"
         self._pinning = Pinning(backends)
+
+    def speaking(self, protocol: str) -> Calls:
+        """The same for the servicer of a protocol: metrics tell calls apart by it. At first it is ``grpc``."""
+        calls = copy.copy(self)
+        calls._protocol = protocol
+        return calls
 
     @property
     def gateway(self) -> Gateway:
@@ -82,9 +94,13 @@ class Calls:
         self, decode: Callable[[], GenerationRequest], size: int, metadata: Metadata, recipient: Recipient
     ) -> None:
         """Sends the recipient `GenerateResponse` messages, as bytes, until the one with the usage."""
-        with self._span("chat", metadata) as span, self._admission.visit(self.identify(metadata)) as visit:
-            prepared = await self._in_core(size, lambda limits: self._gateway.prepare(decode(), limits, visit.identity))
-            await self._answers.begin(within_deadline(prepared, recipient), span, recipient, visit)
+        with self._metrics.call(self._protocol, "generate") as meter, self._span("chat", metadata) as span:
+            meter.trace_id = sampled_trace_id(span.context or _trace_context(metadata))
+            with self._admission.visit(self._identify(metadata, meter)) as visit:
+                prepared = await self._in_core(
+                    size, lambda limits: self._gateway.prepare(decode(), limits, visit.identity)
+                )
+                await self._answers.begin(within_deadline(prepared, recipient), span, recipient, visit, meter)
 
     async def responses(
         self, decode: Callable[[], GenerationRequest], size: int, metadata: Metadata
@@ -105,9 +121,11 @@ class Calls:
         self, decode: Callable[[], inference_pb2.ResumeRequest], metadata: Metadata, recipient: Recipient
     ) -> None:
         """Goes on with a request whose stream broke."""
-        with self._span("chat", metadata) as span, self._admission.continued(self.identify(metadata)) as visit:
-            message = decode()
-            await self._answers.resume(message.request_id, message.from_token, span, recipient, visit)
+        with self._metrics.call(self._protocol, "resume") as meter, self._span("chat", metadata) as span:
+            meter.trace_id = sampled_trace_id(span.context or _trace_context(metadata))
+            with self._admission.continued(self._identify(metadata, meter)) as visit:
+                message = decode()
+                await self._answers.resume(message.request_id, message.from_token, span, recipient, visit, meter)
 
     # Pins
 
@@ -115,11 +133,16 @@ class Calls:
         self, decode: Callable[[], PinRequest], size: int, metadata: Metadata, recipient: Recipient
     ) -> inference_pb2.PinPrefixResponse:
         """Keeps a prefix resident. The recipient's deadline counts; it is sent nothing."""
-        with self._span("pin", metadata) as span, self._admission.visit(self.identify(metadata)) as visit:
+        with (
+            self._metrics.call(self._protocol, "pin") as meter,
+            self._span("pin", metadata) as span,
+            self._admission.visit(self._identify(metadata, meter)) as visit,
+        ):
             prepared = await self._in_core(
                 size, lambda limits: self._gateway.prepare_pin(decode(), limits, visit.identity)
             )
             await visit.begin(prepared)
+            meter.begun(prepared)
             response = await self._pinning.pin(within_deadline(prepared, recipient), span.context)
             visit.count(response.usage)
             span.end(usage_attributes(response.usage))
@@ -161,6 +184,11 @@ class Calls:
             return await asyncio.to_thread(call, limits)
         except RequestError as error:
             raise core_error(error) from error
+
+    def _identify(self, metadata: Metadata, meter: CallMeter) -> Identity:
+        identity = self.identify(metadata)
+        meter.identified(identity.tenant)
+        return identity
 
     def _span(self, operation: str, metadata: Metadata) -> CallSpan:
         model = self._gateway.model_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 
 import grpc
@@ -11,7 +11,7 @@ from gateway.best_of import BestOf
 from gateway.gateway import Gateway
 from gateway.output import Chunk
 from gateway.prepared import PreparedRequest
-from octavo.v1 import common_pb2, inference_pb2
+from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2
 from services.gateway.codec import ResponseEncoder, backend_error
 from services.gateway.received import Update
 from services.gateway.request_stream import Delivery, RequestStream
@@ -25,20 +25,28 @@ class Generation:
 
     Args:
         from_token: For each sequence, how many tokens of it the client has already; none of the others.
+        on_tokens: Told of tokens that the client has not, as they come: of which sequence, and how many.
 
     Attributes:
         usage: Of the request, when it is over. Completion tokens are those that were handed out, here or before.
         new_usage: Without those that the client had already.
         finish_reasons: Of the sequences that have ended.
+        times: Where the request's time went, once it is over; None where nobody knows.
         over: Whether the response with the usage has come.
     """
 
     def __init__(
-        self, gateway: Gateway, request: PreparedRequest, stream: RequestStream, from_token: Sequence[int] = ()
+        self,
+        gateway: Gateway,
+        request: PreparedRequest,
+        stream: RequestStream,
+        from_token: Sequence[int] = (),
+        on_tokens: Callable[[int, int], None] = lambda index, count: None,
     ) -> None:
         self._gateway = gateway
         self._request = request
         self._stream = stream
+        self._on_tokens = on_tokens
         self._from_token = [*from_token, *[0] * (request.kept - len(from_token))]
         self._output = gateway.output(request)
         self._encoder = ResponseEncoder(request)
@@ -50,6 +58,7 @@ class Generation:
         self.usage = common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids))
         self.new_usage = common_pb2.Usage(prompt_tokens=len(request.prompt_token_ids))
         self.finish_reasons: list[str] = []
+        self.times: kvmanager_pb2.RequestTimes | None = None
         self.over = False
 
     async def responses(self) -> AsyncIterator[bytes]:
@@ -72,6 +81,7 @@ class Generation:
                     known = chunk, index
                     continue
                 self.new_usage.completion_tokens += len(chunk.token_ids)
+                self._on_tokens(index, len(chunk.token_ids))
                 if held is not None:
                     yield encoder.chunk(*held)
                     held = None
@@ -87,6 +97,7 @@ class Generation:
                     usage.prefix_match_end = delivery.end.usage.prefix_match_end
                 # A client that has all tokens may yet lack the usage: it gets the last one's end again.
                 last = held or known
+                self.times = delivery.end.times if delivery.end.HasField("times") else None
                 assert last is not None, "the request ended before its last sequence"
                 self.over = True
                 yield encoder.chunk(*last, self.usage)

@@ -15,6 +15,7 @@ from services.gateway.answers import Answers
 from services.gateway.backends import Backends
 from services.gateway.calls import Calls
 from services.gateway.door import Door
+from services.gateway.metrics.calls import CallMetrics
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.gateway.token_log import TokenLogs
 from services.process import run_service
@@ -43,6 +44,7 @@ class GatewayService:
         )
         self._logs = TokenLogs(self._store) if config.token_log_seconds else None
         self._door = Door(config, self._store)
+        self._call_metrics = CallMetrics()
         self._changed = asyncio.Event()
         responses_per_second = config.max_responses_per_second or _RESPONSES_PER_SECOND * (os.cpu_count() or 1)
         self._backends = Backends(
@@ -65,7 +67,15 @@ class GatewayService:
         except TokenizerError as error:
             raise ConfigError(str(error)) from error
         self._answers = Answers(gateway, self._backends, self._logs)
-        calls = Calls(gateway, self._backends, self._answers, self._door.callers, self._door.admission, self._tracing)
+        calls = Calls(
+            gateway,
+            self._backends,
+            self._answers,
+            self._door.callers,
+            self._door.admission,
+            self._tracing,
+            self._call_metrics,
+        )
         servicer = GenerationServicer(calls, self._server.count)
         self._server.grpc.add_generic_rpc_handlers([servicer.handlers()])
         await self._server.start()

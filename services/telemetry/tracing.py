@@ -5,6 +5,7 @@ The OpenTelemetry SDK is imported only where traces are on: it costs half a seco
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,18 @@ class SpanRecord:
     end_ns: int
     attributes: Attributes
     error: str = ""
+
+
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
+
+
+def sampled_trace_id(context: common_pb2.TraceContext | None) -> str:
+    """The id of the trace, in hexadecimal digits, if it is sampled; else nothing.
+
+    Source: https://www.w3.org/TR/trace-context/#traceparent-header
+    """
+    found = _TRACE_PARENT.fullmatch(context.traceparent) if context is not None else None
+    return found[1] if found is not None and int(found[2], 16) & 1 else ""
 
 
 class RequestSpan(Protocol):

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # More arguments for pytest: make test ARGS="-k scheduler -x"
 ARGS ?=
-PROTOS := $(wildcard proto/octavo/v1/*.proto)
+PROTOS := $(wildcard proto/octavo/*/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTOS)
 KERNEL_SOURCES := $(wildcard executor/native/src/*)
 
@@ -64,10 +64,10 @@ lint: venv stubs-match ## Check style, types, import walls, contracts and stubs
 
 stubs-match: venv
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call PROTOC,"$$fresh") && \
-	  diff -r -x __init__.py -x __pycache__ "$$fresh/octavo/v1" octavo/v1 || { \
-	  echo "octavo/v1 is not what proto/ generates: run 'make proto' and commit" >&2; exit 1; }
+	  for stubs in octavo/v1 octavo/kserve; do diff -r -x __init__.py -x __pycache__ "$$fresh/$$stubs" $$stubs || { \
+	  echo "$$stubs is not what proto/ generates: run 'make proto' and commit" >&2; exit 1; }; done
 
-proto: venv ## Generate octavo/v1 from proto/
+proto: venv ## Generate octavo/v1 and octavo/kserve from proto/
 	$(call PROTOC,.)
 
 format: venv ## Format the code and sort its imports

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from gateway.errors import RequestError
@@ -104,7 +104,7 @@ class Calls:
 
     async def responses(
         self, decode: Callable[[], GenerationRequest], size: int, metadata: Metadata
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """The same for a caller in this process. Whoever closes the iterator ends the request."""
         mailbox = Mailbox()
         generating = asyncio.ensure_future(self.generate(decode, size, metadata, mailbox))

@@ -15,6 +15,8 @@ from services.gateway.answers import Answers
 from services.gateway.backends import Backends
 from services.gateway.calls import Calls
 from services.gateway.door import Door
+from services.gateway.kserve.servicer import SERVICE as INFERENCE_SERVICE
+from services.gateway.kserve.servicer import InferenceServicer
 from services.gateway.metrics.calls import CallMetrics
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.gateway.token_log import TokenLogs
@@ -38,7 +40,7 @@ class GatewayService:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
-        self._server = RpcServer(config, [SERVICE], max_message_bytes=config.max_message_bytes)
+        self._server = RpcServer(config, [SERVICE, INFERENCE_SERVICE], max_message_bytes=config.max_message_bytes)
         self._store = open_store(
             config.state, config.state_password(), TokenLogLimits(seconds=config.token_log_seconds)
         )
@@ -76,8 +78,9 @@ class GatewayService:
             self._tracing,
             self._call_metrics,
         )
-        servicer = GenerationServicer(calls, self._server.count)
-        self._server.grpc.add_generic_rpc_handlers([servicer.handlers()])
+        generation = GenerationServicer(calls, self._server.count)
+        inference = InferenceServicer(calls.speaking("kserve"), self._server)
+        self._server.grpc.add_generic_rpc_handlers([generation.handlers(), inference.handlers()])
         await self._server.start()
 
     async def run(self) -> None:

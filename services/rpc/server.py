@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import grpc
@@ -52,6 +53,9 @@ class RpcServer:
             itself. None: a public server, for whoever reaches it.
         max_message_bytes: longest message taken.
 
+    Attributes:
+        draining: set when nothing new is taken any more, for calls that take requests in as long as they are open.
+
     Raises:
         ConfigError: the certificate can't be used.
     """
@@ -86,6 +90,7 @@ class RpcServer:
         self._num_calls = 0
         self._no_calls = asyncio.Event()
         self._no_calls.set()
+        self.draining = asyncio.Event()
 
     async def start(self) -> str:
         """Binds and listens. Returns the address.
@@ -130,15 +135,28 @@ class RpcServer:
 
     async def announce_shutdown(self) -> None:
         """NOT_SERVING from here on, whatever else happens."""
+        self.draining.set()
         await self._health.enter_graceful_shutdown()
 
     def count(self, context: Context) -> None:
         """This call is one that `stop` waits for."""
+        self._begin_call()
+        context.add_done_callback(lambda _: self._end_call())  # type: ignore[arg-type] # the stubs know only a class of theirs
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """What goes on in here is waited for as a call is: a request among others of one stream."""
+        self._begin_call()
+        try:
+            yield
+        finally:
+            self._end_call()
+
+    def _begin_call(self) -> None:
         self._num_calls += 1
         self._no_calls.clear()
-        context.add_done_callback(self._call_done)  # type: ignore[arg-type] # the stubs know only a class of theirs
 
-    def _call_done(self, context: Context) -> None:
+    def _end_call(self) -> None:
         self._num_calls -= 1
         if not self._num_calls:
             self._no_calls.set()

@@ -76,7 +76,8 @@ class Bench:
 @asynccontextmanager
 async def gateway(model: Path, kvmanager: ScriptedKVManager, inner: str, **settings: Any) -> AsyncIterator[Bench]:
     """A gateway in front of a KV manager that is there already, at that address."""
-    config = GatewayConfig(model=str(model), port=free_port(), kvmanager=inner, drain_seconds=0, **settings)
+    settings.setdefault("drain_seconds", 0)
+    config = GatewayConfig(model=str(model), port=free_port(), kvmanager=inner, **settings)
     service = GatewayService(config)
     await service.start()
     running = asyncio.ensure_future(service.run())

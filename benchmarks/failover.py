@@ -142,7 +142,7 @@ async def run(arguments: argparse.Namespace) -> None:
         "threads": arguments.threads,
     }
     log = (lambda line: print(line, file=sys.stderr)) if arguments.verbose else (lambda line: None)
-    async with Stack(octavo_command(settings), port=0, standby=True, log=log) as stack:
+    async with Stack(octavo_command(settings), port=0, http_port=0, standby=True, log=log) as stack:
         lines = await measure(stack, arguments.how, arguments.kills, arguments.streams, arguments.max_tokens)
     summary: dict[str, Any] = {"how": arguments.how, "kills": len(lines), "streams": arguments.streams}
     for name in ("serves_s", "first_token_s", "last_stream_s"):

@@ -58,7 +58,7 @@ class OctavoServe:
         self.name = " ".join(filter(None, ("octavo", (options or {}).get("quantize"))))
         self._lines: list[str] = []
         self._ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        values = {"port": 0, "log-level": "warning"} | dict(options or {})
+        values = {"port": 0, "http-port": 0, "log-level": "warning"} | dict(options or {})
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         start = [sys.executable, "-m", "services.cli.app", "--stop-with-stdin", "serve"]
         began = time.perf_counter()

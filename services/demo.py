@@ -110,7 +110,7 @@ async def _run(console: Console) -> int:
 async def _running(settings: dict[str, str], console: Console) -> AsyncIterator[Stack]:
     """The running stack. What its processes said is shown only where something goes wrong."""
     log_lines: list[str] = []
-    stack = Stack(octavo_command(settings), port=0, log=log_lines.append)
+    stack = Stack(octavo_command(settings), port=0, http_port=0, log=log_lines.append)
     try:
         with progress_bar("Starting gateway, KV manager and executor", console) as show:
             await stack.start(show)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -61,11 +61,12 @@ class StackError(Exception):
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where each process listens, ``host:port``."""
+    """Where each process listens, ``host:port``; `http` is the gateway's too, and empty where it serves none."""
 
     gateway: str
     kvmanagers: tuple[str, ...]
     executors: tuple[str, ...]
+    http: str = ""
 
     def by_name(self) -> dict[str, str]:
         """By the process's name."""
@@ -96,7 +97,9 @@ def octavo_command(
         host, _, port = addresses.by_name()[name].rpartition(":")
         values = {key: value for key, value in settings.items() if value is not None}
         values |= {"kvmanager": ",".join(addresses.kvmanagers), "executors": ",".join(addresses.executors)}
-        values |= {"host": host.strip("[]"), "port": port}
+        values |= {"host": host.strip("[]"), "port": port, "http": bool(addresses.http)}
+        if addresses.http:
+            values["http_port"] = addresses.http.rpartition(":")[2]
         service = service_of(name)
         if tls_dir is not None:
             tls = TlsFiles.of_role(tls_dir.absolute(), service)
@@ -141,6 +144,7 @@ class Stack:
         *,
         host: str = GatewayConfig.host,
         port: int = GatewayConfig.port,
+        http_port: int | None = GatewayConfig.http_port,
         kvmanager_port: int = 0,
         executor_port: int = 0,
         num_executors: int = 1,
@@ -155,6 +159,7 @@ class Stack:
             command: What to run for each process.
             host: Where the gateway listens; the others stay on loopback.
             port: The gateway's port; 0 takes a free one, here and below.
+            http_port: Its other one, for HTTP; None: it serves none.
             kvmanager_port: The KV manager's port; the standby has the next.
             executor_port: The first executor's port; each further one has the next.
             num_executors: How many executors, replicas of one model.
@@ -173,6 +178,7 @@ class Stack:
             **_places("kvmanager", kvmanager_port, 2 if standby else 1),
             **_places("executor", executor_port, num_executors),
         }
+        self._http_place = None if http_port is None else (host, http_port)
         self._drain_seconds = drain_seconds
         self._certificates = certificates
         self._log = log
@@ -180,6 +186,12 @@ class Stack:
         self._watchers: list[asyncio.Task[None]] = []
         self._on_progress: Callable[[Progress], None] | None = None
         self.addresses = _group(dict.fromkeys(self._places, ""))
+
+    @property
+    def http_url(self) -> str:
+        """Where HTTP is served; empty where it isn't."""
+        scheme = "http" if self._certificates("gateway") is None else "https"
+        return f"{scheme}://{self.addresses.http}" if self.addresses.http else ""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -257,20 +269,20 @@ class Stack:
             for name, (host, port) in self._places.items():
                 held.append(bind(host, port))
                 chosen[name] = join_address(host, held[-1].getsockname()[1])
+            http = ""
+            if self._http_place is not None:
+                held.append(bind(*self._http_place))
+                http = join_address(self._http_place[0], held[-1].getsockname()[1])
         finally:
             for each in held:
                 each.close()
-        self.addresses = _group(chosen)
+        self.addresses = replace(_group(chosen), http=http)
 
     def _port_was_taken(self, name: str) -> bool:
-        host, port = self._places[name]
-        if port != 0:
-            return False
-        try:
-            check_free(host, int(self.addresses.by_name()[name].rpartition(":")[2]))
-        except ConfigError:
-            return True
-        return False
+        places = [(self._places[name], self.addresses.by_name()[name])]
+        if service_of(name) == "gateway" and self._http_place is not None:
+            places.append((self._http_place, self.addresses.http))
+        return any(_was_taken(host, address) for (host, port), address in places if port == 0)
 
     async def _start_once(self) -> None:
         self._children = {name: self._make_child(name, address) for name, address in self.addresses.by_name().items()}
@@ -312,7 +324,7 @@ class Stack:
 
 
 def serve_until_stopped(stack: Stack, model_name: str, console: Console) -> None:
-    """Runs a stack in the foreground until Ctrl-C or SIGTERM. The address to use is the last line printed at start.
+    """Runs a stack in the foreground until Ctrl-C or SIGTERM. The addresses to use are the last line printed at start.
 
     A second Ctrl-C kills.
 
@@ -327,7 +339,7 @@ async def _serve_until_stopped(stack: Stack, model_name: str, console: Console) 
     async def serve() -> None:
         with progress_bar("Starting executor, KV manager and gateway", console) as show:
             await stack.start(show)
-        print(f"Octavo serves {model_name} on {stack.addresses.gateway}", flush=True)
+        print(f"Octavo serves {model_name} on {_where(stack)}", flush=True)
         await stack.wait()
 
     serving = asyncio.create_task(serve())
@@ -354,6 +366,10 @@ async def _serve_until_stopped(stack: Stack, model_name: str, console: Console) 
         await stack.stop()
 
 
+def _where(stack: Stack) -> str:
+    return stack.addresses.gateway + (f" and on {stack.http_url}" if stack.http_url else "")
+
+
 def _places(service: str, first_port: int, count: int) -> dict[str, tuple[str, int]]:
     """Host and port of each process of a service, on loopback; port 0 for a free one."""
     if first_port + count - 1 > MAX_PORT:
@@ -369,6 +385,14 @@ def _group(addresses: Mapping[str, str]) -> Addresses:
         for service in SERVICES
     }
     return Addresses(by_service["gateway"][0], by_service["kvmanager"], by_service["executor"])
+
+
+def _was_taken(host: str, address: str) -> bool:
+    try:
+        check_free(host, int(address.rpartition(":")[2]))
+    except ConfigError:
+        return True
+    return False
 
 
 def _as_stack_error(death: DiedEarlyError) -> StackError:

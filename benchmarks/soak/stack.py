@@ -72,7 +72,8 @@ class ServedStack:
         self._command: Sequence[str] = (
             str(Path(sys.executable).with_name("octavo")),
             # float32 is what the reference computes in.
-            *("serve", "--model", MODEL, "--port", "0", "--dtype", "float32", "--threads", str(threads)),
+            *("serve", "--model", MODEL, "--port", "0", "--http-port", "0"),
+            *("--dtype", "float32", "--threads", str(threads)),
             *("--num-executors", str(settings.executors), "--policy", settings.policy),
             *("--kv-memory", settings.kv_memory, "--host-memory", settings.host_memory),
             # Small steps, so that a long prompt takes several.

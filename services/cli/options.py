@@ -202,7 +202,8 @@ def takes_stack_settings(function: Callable[..., None]) -> Callable[..., None]:
 def stack_settings() -> "Mapping[str, Field[Any]]":
     """Every setting of the three processes by name: places are the gateway's, inner ones are the launcher's."""
     chosen = {each.name: each for each in fields(ExecutorConfig) if each.name == "model"}
-    chosen |= {each.name: each for each in fields(GatewayConfig) if each.name in ("model_name", "host", "port")}
+    places = ("model_name", "host", "port", "http_port")
+    chosen |= {each.name: each for each in fields(GatewayConfig) if each.name in places}
     for config in (ExecutorConfig, KVManagerConfig, GatewayConfig):
         for each in _in_help_order(fields(config)):
             if each.name not in _PLACES | _CERTIFICATES:

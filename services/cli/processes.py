@@ -28,6 +28,8 @@ def gateway(config: GatewayConfig) -> None:
     from services.model_store import resolve_model
 
     check_free(config.host, config.port)
+    if config.http:
+        check_free(config.host, config.http_port)
     config = replace(config, model=resolve_model(config.model))
 
     with _starting():
@@ -104,6 +106,9 @@ def serve(
         )
     check_no_certificates((context.parent and context.parent.default_map) or {})
     check_free(settings["host"], settings["port"])
+    http_port = settings["http_port"] if settings["http"] else None
+    if http_port is not None:
+        check_free(settings["host"], http_port)
     name = settings["model_name"] or GatewayConfig(model=settings["model"]).model_name
     # Only what was asked for is handed down: for the rest each process has its own environment, table and defaults.
     asked = {key: value for key, value in settings.items() if _was_asked_for(context, key)}
@@ -118,6 +123,7 @@ def serve(
         octavo_command(asked, config_file, tls_dir),
         host=settings["host"],
         port=settings["port"],
+        http_port=http_port,
         kvmanager_port=kvmanager_port,
         executor_port=executor_port,
         num_executors=num_executors,

@@ -18,6 +18,8 @@ class GatewayConfig(StateConfig, ServiceConfig):
     """The public server: text in, text out."""
 
     port: int = setting(50051, "Port to listen on.", minimum=0, maximum=MAX_PORT)
+    http_port: int = setting(8000, "Port to listen on for HTTP.", minimum=0, maximum=MAX_PORT)
+    http: bool = setting(True, "Serve HTTP, too: OpenAI's API, metrics and the console.")
     model: str = setting(help="Model folder or GGUF file (its tokenizer is used), or smollm2 for the demo model.")
     model_name: str = setting("", "Name that clients call the model by; the folder's or file's name when absent.")
     kvmanager: str = setting(

@@ -7,6 +7,8 @@ import os
 from contextlib import suppress
 from datetime import datetime
 
+from starlette.routing import BaseRoute
+
 from gateway.errors import TokenizerError
 from gateway.gateway import Gateway
 from gateway.loading import load_tokenizer
@@ -15,6 +17,8 @@ from services.gateway.answers import Answers
 from services.gateway.backends import Backends
 from services.gateway.calls import Calls
 from services.gateway.door import Door
+from services.gateway.http.probes import Status, probe_routes
+from services.gateway.http.server import HttpServer
 from services.gateway.kserve.servicer import SERVICE as INFERENCE_SERVICE
 from services.gateway.kserve.servicer import InferenceServicer
 from services.gateway.metrics.calls import CallMetrics
@@ -41,6 +45,7 @@ class GatewayService:
         self._config = config
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE, INFERENCE_SERVICE], max_message_bytes=config.max_message_bytes)
+        self._http = HttpServer(config) if config.http else None
         self._store = open_store(
             config.state, config.state_password(), TokenLogLimits(seconds=config.token_log_seconds)
         )
@@ -82,9 +87,28 @@ class GatewayService:
         inference = InferenceServicer(calls.speaking("kserve"), self._server)
         self._server.grpc.add_generic_rpc_handlers([generation.handlers(), inference.handlers()])
         await self._server.start()
+        if self._http is not None:
+            await self._http.start(self._routes(self._http))
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` where HTTP is served; empty where it isn't."""
+        return "" if self._http is None else self._http.address
+
+    def _routes(self, http: HttpServer) -> list[BaseRoute]:
+        def status() -> Status:
+            return Status(self._backends.ready, http.draining, self._store.available)
+
+        return [*probe_routes(status)]
 
     async def run(self) -> None:
-        await asyncio.gather(self._backends.run(), self._door.run(), self._log_tokens(), self._report_health())
+        await asyncio.gather(
+            self._backends.run(), self._door.run(), self._log_tokens(), self._report_health(), self._run_http()
+        )
+
+    async def _run_http(self) -> None:
+        if self._http is not None:
+            await self._http.run()
 
     async def _log_tokens(self) -> None:
         if self._logs is not None:
@@ -104,8 +128,10 @@ class GatewayService:
                 await self._logs.flush()
 
     async def stop(self) -> None:
+        if self._http is not None:
+            self._http.announce_shutdown()
         await self._server.announce_shutdown()
-        stopping = asyncio.ensure_future(self._server.stop(self._config.drain_seconds + _BREAK_OFF_SECONDS))
+        stopping = asyncio.ensure_future(self._stop_servers(self._config.drain_seconds + _BREAK_OFF_SECONDS))
         await asyncio.wait([stopping], timeout=self._config.drain_seconds)
         if not stopping.done():
             await self._answers.break_off()
@@ -114,6 +140,12 @@ class GatewayService:
         await self._door.close()
         await self._store.close()
         self._tracing.shutdown()
+
+    async def _stop_servers(self, grace: float) -> None:
+        stops = [self._server.stop(grace)]
+        if self._http is not None:
+            stops.append(self._http.stop(grace))
+        await asyncio.gather(*stops)
 
 
 def run(config: GatewayConfig) -> None:

@@ -31,13 +31,14 @@ class Stack:
 
     project: str
     port: int
+    http_port: int
 
     def compose(self, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs ``docker compose`` on this project."""
         return subprocess.run(
             ["docker", "compose", "--project-name", self.project, *arguments],
             cwd=ROOT,
-            env={**os.environ, "OCTAVO_PORT": str(self.port), **environment},
+            env={**os.environ, "OCTAVO_PORT": str(self.port), "OCTAVO_HTTP_PORT": str(self.http_port), **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -72,7 +73,7 @@ class Answer:
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     _require_engine()
-    stack = Stack(project=f"octavo-test-{secrets.token_hex(4)}", port=free_port())
+    stack = Stack(project=f"octavo-test-{secrets.token_hex(4)}", port=free_port(), http_port=free_port())
     try:
         stack.compose("build")
         stack.compose("up", "--detach", "--wait", "--wait-timeout", "300")
@@ -109,7 +110,10 @@ def test_the_model_that_is_served_can_be_listed(gateway: inference_pb2_grpc.Gene
 
 def test_only_the_gateway_is_published_and_only_to_this_machine(stack: Stack) -> None:
     published = {service: stack.inspect(service)["HostConfig"]["PortBindings"] or {} for service in LONG_RUNNING}
-    assert published.pop("gateway") == {"50051/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(stack.port)}]}
+    assert published.pop("gateway") == {
+        "50051/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(stack.port)}],
+        "8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(stack.http_port)}],
+    }
     assert not any(published.values())
 
 
@@ -178,7 +182,7 @@ def test_a_stream_goes_on_when_the_executor_is_killed(
 def test_every_profile_is_valid(profiles: tuple[str, ...]) -> None:
     _require_engine()
     options = [option for profile in profiles for option in ("--profile", profile)]
-    Stack(project="octavo-test-config", port=50051).compose(*options, "config", "--quiet")
+    Stack(project="octavo-test-config", port=50051, http_port=8000).compose(*options, "config", "--quiet")
 
 
 def _require_engine() -> None:

@@ -68,7 +68,7 @@ def child(name: str, address: str, journal: str, what: str) -> None:
 def parent(journal: str, behaviour: str = "") -> int:
     """What `octavo serve` does, with stand-ins."""
     console = Console(stderr=True, soft_wrap=True)
-    stack = Stack(command(Path(journal), behaviour), port=0, drain_seconds=60, log=console.print)
+    stack = Stack(command(Path(journal), behaviour), port=0, http_port=0, drain_seconds=60, log=console.print)
     try:
         serve_until_stopped(stack, "nothing", console)
     except StackError as error:

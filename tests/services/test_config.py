@@ -100,7 +100,19 @@ def test_the_file_may_come_from_the_environment_and_traces_from_the_standard_one
 def test_serve_hands_down_what_it_was_asked_for_and_no_defaults(tmp_path: Path) -> None:
     file = tmp_path / "octavo.toml"
     file.write_text("[serve]\nthreads = 3\n[executor]\nblock_size = 8\n")
-    arguments = ["--config", str(file), "serve", "--model", str(tmp_path), "--port", "0", "--kv-memory", "2GiB"]
+    arguments = [
+        "--config",
+        str(file),
+        "serve",
+        "--model",
+        str(tmp_path),
+        "--port",
+        "0",
+        "--http-port",
+        "0",
+        "--kv-memory",
+        "2GiB",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", SHOW_CHILDREN, *arguments],
         capture_output=True,
@@ -130,7 +142,7 @@ def test_serve_hands_down_what_it_was_asked_for_and_no_defaults(tmp_path: Path) 
     ],
 )
 def test_serve_says_what_the_executor_computes_on(tmp_path: Path, flags: list[str]) -> None:
-    arguments = ["serve", "--model", str(tmp_path), "--port", "0", *flags]
+    arguments = ["serve", "--model", str(tmp_path), "--port", "0", "--http-port=0", *flags]
     done = subprocess.run(
         [sys.executable, "-c", SHOW_CHILDREN, *arguments], capture_output=True, text=True, check=False
     )
@@ -159,7 +171,19 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
 def test_serve_gives_the_sizes_of_a_step_to_who_builds_it_and_to_who_computes_it(tmp_path: Path) -> None:
     flags = {"--max-batched-tokens=300", "--max-sequences=30"}
     done = subprocess.run(
-        [sys.executable, "-c", SHOW_CHILDREN, "serve", "--model", str(tmp_path), "--port", "0", *flags],
+        [
+            sys.executable,
+            "-c",
+            SHOW_CHILDREN,
+            "serve",
+            "--model",
+            str(tmp_path),
+            "--port",
+            "0",
+            "--http-port",
+            "0",
+            *flags,
+        ],
         capture_output=True,
         text=True,
         check=False,

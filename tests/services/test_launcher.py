@@ -97,7 +97,7 @@ def first_of_free_ports(count: int) -> int:
 
 async def test_all_three_serve_and_stop_in_order(journal: Path) -> None:
     said: list[str] = []
-    async with Stack(stand_in.command(journal), port=0, log=said.append) as stack:
+    async with Stack(stand_in.command(journal), port=0, http_port=0, log=said.append) as stack:
         pids = stack.pids
         assert set(pids) == set(SERVICES)
         assert sorted(events(journal)) == ["executor serves", "gateway serves", "kvmanager serves"]
@@ -111,7 +111,7 @@ async def test_all_three_serve_and_stop_in_order(journal: Path) -> None:
 async def test_progress_goes_to_whoever_waits_for_the_start(journal: Path) -> None:
     said: list[str] = []
     shown: list[Progress] = []
-    stack = Stack(stand_in.command(journal, "executor:loads"), port=0, log=said.append)
+    stack = Stack(stand_in.command(journal, "executor:loads"), port=0, http_port=0, log=said.append)
     try:
         await stack.start(shown.append)
         assert shown == [Progress("Converting weights", 7, 10)]
@@ -127,7 +127,7 @@ async def test_progress_goes_to_whoever_waits_for_the_start(journal: Path) -> No
 
 async def test_a_killed_child_comes_back_at_the_same_address(journal: Path) -> None:
     said: list[str] = []
-    async with Stack(stand_in.command(journal), port=0, log=said.append) as stack:
+    async with Stack(stand_in.command(journal), port=0, http_port=0, log=said.append) as stack:
         before, addresses = stack.pids, stack.addresses
         os.kill(before["kvmanager"], signal.SIGKILL)
         await async_until(lambda: events(journal).count("kvmanager serves") == 2)
@@ -141,7 +141,7 @@ async def test_several_executors(journal: Path) -> None:
     """Each has its own port, dies and comes back alone; they are stopped together, after those that use them."""
     executors = ["executor-1", "executor-2", "executor-3"]
     said: list[str] = []
-    async with Stack(stand_in.command(journal), port=0, num_executors=3, log=said.append) as stack:
+    async with Stack(stand_in.command(journal), port=0, http_port=0, num_executors=3, log=said.append) as stack:
         before, addresses = stack.pids, stack.addresses
         assert set(before) == {"gateway", "kvmanager", *executors}
         assert len(set(addresses.by_name().values())) == 5
@@ -158,7 +158,7 @@ async def test_several_executors(journal: Path) -> None:
 
 async def test_a_standby_comes_and_goes_with_the_kv_manager(journal: Path) -> None:
     """Either dies and comes back alone; the gateway is told of both."""
-    async with Stack(stand_in.command(journal), port=0, standby=True, log=lambda line: None) as stack:
+    async with Stack(stand_in.command(journal), port=0, http_port=0, standby=True, log=lambda line: None) as stack:
         before = stack.pids
         assert set(before) == {"gateway", "kvmanager-1", "kvmanager-2", "executor"}
         os.kill(before["kvmanager-1"], signal.SIGKILL)
@@ -175,18 +175,18 @@ async def test_a_standby_comes_and_goes_with_the_kv_manager(journal: Path) -> No
 async def test_executors_take_one_port_after_the_other(journal: Path) -> None:
     first = first_of_free_ports(3)
     async with Stack(
-        stand_in.command(journal), port=0, executor_port=first, num_executors=3, log=lambda line: None
+        stand_in.command(journal), port=0, http_port=0, executor_port=first, num_executors=3, log=lambda line: None
     ) as stack:
         assert stack.addresses.executors == tuple(f"127.0.0.1:{first + number}" for number in range(3))
 
 
 def test_there_must_be_a_port_for_each_executor(journal: Path) -> None:
     with pytest.raises(ConfigError, match="executor_port: from 65534 on there are no 3 ports"):
-        Stack(stand_in.command(journal), executor_port=65534, num_executors=3)
+        Stack(stand_in.command(journal), http_port=0, executor_port=65534, num_executors=3)
 
 
 async def test_a_child_that_dies_again_and_again_is_given_up(journal: Path) -> None:
-    stack = Stack(stand_in.command(journal), port=0, log=lambda line: None)
+    stack = Stack(stand_in.command(journal), port=0, http_port=0, log=lambda line: None)
     await stack.start()
 
     async def keep_killing() -> None:
@@ -219,7 +219,7 @@ async def test_a_child_that_dies_again_and_again_is_given_up(journal: Path) -> N
 async def test_a_child_that_cannot_start_ends_everything(
     journal: Path, behaviour: str, message: str, exit_code: int
 ) -> None:
-    stack = Stack(stand_in.command(journal, behaviour), port=0, log=lambda line: None)
+    stack = Stack(stand_in.command(journal, behaviour), port=0, http_port=0, log=lambda line: None)
     with pytest.raises(StackError) as caught:
         await stack.start()
     assert str(caught.value) == message
@@ -230,7 +230,7 @@ async def test_a_child_that_cannot_start_ends_everything(
 async def test_a_child_that_does_not_stop_is_killed(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.launcher._STOP_MARGIN_SECONDS", 0.2)
     said: list[str] = []
-    stack = Stack(stand_in.command(journal, "gateway:stays"), port=0, drain_seconds=0, log=said.append)
+    stack = Stack(stand_in.command(journal, "gateway:stays"), port=0, http_port=0, drain_seconds=0, log=said.append)
     await stack.start()
     pids = stack.pids
     await stack.stop()
@@ -242,7 +242,7 @@ async def test_a_port_in_use_is_found_before_anything_starts(journal: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            await Stack(stand_in.command(journal), port=port).start()
+            await Stack(stand_in.command(journal), port=port, http_port=0).start()
     assert events(journal) == []
 
 
@@ -256,7 +256,7 @@ async def test_a_free_port_that_somebody_else_takes_is_chosen_again(journal: Pat
         return [*stand_in.command(journal, "executor:crashes" if stolen else "")(name, addresses)]
 
     try:
-        async with Stack(steal_once, port=0, log=lambda line: None) as stack:
+        async with Stack(steal_once, port=0, http_port=0, log=lambda line: None) as stack:
             assert stack.addresses.executors != (f"127.0.0.1:{thieves[0].getsockname()[1]}",)
             assert set(stack.pids) == set(SERVICES)
     finally:

@@ -134,6 +134,8 @@ class Server(Process):
     def __init__(self, name: str, command: Sequence[str], log: Path, address: str, **environment: str) -> None:
         super().__init__(name, command, log, **environment)
         self.address = address
+        self.http_address = ""
+        """A gateway's."""
 
     def health(self, service: str = "") -> int | grpc.StatusCode:
         """What it says about a service, or the status of the call."""
@@ -173,10 +175,14 @@ class Processes:
     def octavo(self, command: str, environment: dict[str, str] | None = None, **settings: object) -> Server:
         """One of the three services on a free port, with its settings as flags. It is not started yet."""
         address = f"127.0.0.1:{free_port()}"
+        if command == "gateway":
+            settings = {"http_port": free_port()} | settings
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         command_line = [sys.executable, "-m", "services.cli.app", "--stop-with-stdin", command]
         command_line += [f"--port={address.rpartition(':')[2]}", *flags]
         server = Server(command, command_line, self._log(command), address, **(environment or {}))
+        if command == "gateway":
+            server.http_address = f"127.0.0.1:{settings['http_port']}"
         self._all.append(server)
         return server
 

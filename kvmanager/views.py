@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvmanager.accounts import Quota
@@ -10,7 +11,9 @@ from kvmanager.block_pool import BlockPool
 from kvmanager.kv_events import Tier
 from kvmanager.manager import KVManager
 from kvmanager.replica import Replica
+from kvmanager.shares import last_loads
 from kvmanager.step import Speeds
+from kvmanager.step_load import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class ReplicaView:
     swapped_requests: int
     draining: bool
     speeds: Speeds
+    last_step: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,17 @@ def _replica_view(replica: Replica) -> ReplicaView:
         len(scheduler.swapped),
         replica.draining,
         memory.costs.speeds,
+        _total(last_loads(replica).values()),
     )
+
+
+def _total(loads: Iterable[Load]) -> Load:
+    total = Load()
+    for load in loads:
+        total.sequences += load.sequences
+        total.prefill_tokens += load.prefill_tokens
+        total.decode_tokens += load.decode_tokens
+    return total
 
 
 def _pool_view(pool: BlockPool) -> PoolView:

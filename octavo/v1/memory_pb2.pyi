@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExecutorMemory(_message.Message):
-    __slots__ = ("executor", "device", "host", "running_requests", "waiting_requests", "swapped_requests", "draining", "speeds", "blocks")
+    __slots__ = ("executor", "device", "host", "running_requests", "waiting_requests", "swapped_requests", "draining", "speeds", "blocks", "batch_sequences", "batch_prefill_tokens", "batch_decode_tokens")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,9 @@ class ExecutorMemory(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     executor: str
     device: PoolState
     host: PoolState
@@ -27,7 +30,10 @@ class ExecutorMemory(_message.Message):
     draining: bool
     speeds: Speeds
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
-    def __init__(self, executor: _Optional[str] = ..., device: _Optional[_Union[PoolState, _Mapping]] = ..., host: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., draining: _Optional[bool] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ...) -> None: ...
+    batch_sequences: int
+    batch_prefill_tokens: int
+    batch_decode_tokens: int
+    def __init__(self, executor: _Optional[str] = ..., device: _Optional[_Union[PoolState, _Mapping]] = ..., host: _Optional[_Union[PoolState, _Mapping]] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., draining: _Optional[bool] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., batch_sequences: _Optional[int] = ..., batch_prefill_tokens: _Optional[int] = ..., batch_decode_tokens: _Optional[int] = ...) -> None: ...
 
 class PoolState(_message.Message):
     __slots__ = ("num_blocks", "free_blocks", "cached_blocks", "referenced_blocks")

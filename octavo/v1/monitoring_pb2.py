@@ -28,53 +28,53 @@ from octavo.v1 import inference_pb2 as octavo_dot_v1_dot_inference__pb2
 from octavo.v1 import memory_pb2 as octavo_dot_v1_dot_memory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoctavo/v1/monitoring.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19octavo/v1/inference.proto\x1a\x16octavo/v1/memory.proto\"A\n\x12WatchStatusRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\\\n\x13WatchStatusResponse\x12\"\n\x07history\x18\x01 \x03(\x0b\x32\x11.octavo.v1.Status\x12!\n\x06status\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Status\"\xbb\x03\n\x06Status\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x1f\n\x05model\x18\x03 \x01(\x0b\x32\x10.octavo.v1.Model\x12\x18\n\x10running_requests\x18\x04 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x05 \x01(\x05\x12\x18\n\x10swapped_requests\x18\x06 \x01(\x05\x12\x17\n\x0f\x62\x61tch_sequences\x18\x07 \x01(\x05\x12\x1c\n\x14\x62\x61tch_prefill_tokens\x18\x08 \x01(\x05\x12\x1b\n\x13\x62\x61tch_decode_tokens\x18\t \x01(\x05\x12+\n\x08\x63ounters\x18\n \x01(\x0b\x32\x19.octavo.v1.MemoryCounters\x12,\n\texecutors\x18\x0b \x03(\x0b\x32\x19.octavo.v1.ExecutorMemory\x12(\n\x07tenants\x18\x0c \x03(\x0b\x32\x17.octavo.v1.TenantStatus\x12\x17\n\x0f\x62ytes_per_block\x18\r \x01(\x03\x12\x17\n\x0fstate_available\x18\x0e \x01(\x08\"k\n\x0cTenantStatus\x12\'\n\x06memory\x18\x01 \x01(\x0b\x32\x17.octavo.v1.TenantMemory\x12\x18\n\x10running_requests\x18\x02 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x03 \x01(\x05\"A\n\x12WatchBlocksRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\x13WatchBlocksResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12\x19\n\x11num_device_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_host_blocks\x18\x04 \x01(\x05\x12 \n\x06\x62locks\x18\x05 \x03(\x0b\x32\x10.octavo.v1.Block\x12\x0f\n\x07removed\x18\x06 \x01(\x08\"@\n\x13ListRequestsRequest\x12\x11\n\tnum_ended\x18\x01 \x01(\x05\x12\x16\n\x0einclude_blocks\x18\x02 \x01(\x08\"@\n\x14ListRequestsResponse\x12(\n\x08requests\x18\x01 \x03(\x0b\x32\x16.octavo.v1.RequestView\"\x98\x03\n\x0bRequestView\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x05 \x01(\t\x12+\n\x07\x61rrived\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x05\x12\x15\n\rcached_tokens\x18\x08 \x01(\x05\x12\x17\n\x0f\x63omputed_tokens\x18\t \x01(\x05\x12\x15\n\routput_tokens\x18\n \x01(\x05\x12\x12\n\nmax_tokens\x18\x0b \x01(\x05\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x13\n\x0bpreemptions\x18\r \x01(\x05\x12*\n\tsequences\x18\x0e \x03(\x0b\x32\x17.octavo.v1.SequenceView\x12)\n\x05\x65nded\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"5\n\x0cSequenceView\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x11\n\tblock_ids\x18\x02 \x01(\x0c\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"?\n\x16\x45xplainRequestResponse\x12%\n\x08timeline\x18\x01 \x01(\x0b\x32\x13.octavo.v1.Timeline\"w\n\x08Timeline\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.octavo.v1.RequestView\x12&\n\tdecisions\x18\x02 \x03(\x0b\x32\x13.octavo.v1.Decision\x12\x1a\n\x12\x64\x65\x63isions_left_out\x18\x03 \x01(\x05\"\xc2\x01\n\x08\x44\x65\x63ision\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.octavo.v1.DecisionKind\x12%\n\x02\x61t\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05until\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x0e\n\x06tokens\x18\x07 \x01(\x05\"<\n\x14GetPrefixTreeRequest\x12\x16\n\tmax_nodes\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_max_nodes\"z\n\x15GetPrefixTreeResponse\x12$\n\x05nodes\x18\x01 \x03(\x0b\x32\x15.octavo.v1.PrefixNode\x12\x16\n\x0enodes_left_out\x18\x02 \x01(\x05\x12#\n\x06scopes\x18\x03 \x03(\x0b\x32\x13.octavo.v1.ScopeUse\"\xd5\x01\n\nPrefixNode\x12\x17\n\x0fidentity_prefix\x18\x01 \x01(\x0c\x12\x1e\n\x16parent_identity_prefix\x18\x02 \x01(\x0c\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x12\n\nnum_blocks\x18\x04 \x01(\x05\x12\x19\n\x11referenced_blocks\x18\x05 \x01(\x05\x12\x13\n\x0bhost_blocks\x18\x06 \x01(\x05\x12\r\n\x05owner\x18\x07 \x01(\t\x12\r\n\x05scope\x18\x08 \x01(\t\x12\x0c\n\x04hits\x18\t \x01(\x03\x12\x0c\n\x04text\x18\n \x01(\t\"k\n\x08ScopeUse\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x16\n\x0equeried_tokens\x18\x03 \x01(\x03\x12\x12\n\nhit_tokens\x18\x04 \x01(\x03\x12\x15\n\rcached_blocks\x18\x05 \x01(\x05*\x97\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x19\n\x15REQUEST_STATE_SWAPPED\x10\x03\x12\x17\n\x13REQUEST_STATE_ENDED\x10\x04*\xf0\x01\n\x0c\x44\x65\x63isionKind\x12\x1d\n\x19\x44\x45\x43ISION_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44\x45\x43ISION_KIND_QUEUED\x10\x01\x12\x18\n\x14\x44\x45\x43ISION_KIND_WAITED\x10\x02\x12\x1a\n\x16\x44\x45\x43ISION_KIND_ADMITTED\x10\x03\x12\x19\n\x15\x44\x45\x43ISION_KIND_PREFILL\x10\x04\x12\x1d\n\x19\x44\x45\x43ISION_KIND_FIRST_TOKEN\x10\x05\x12\x1b\n\x17\x44\x45\x43ISION_KIND_PREEMPTED\x10\x06\x12\x1a\n\x16\x44\x45\x43ISION_KIND_FINISHED\x10\x07\x32\xaf\x03\n\x11MonitoringService\x12N\n\x0bWatchStatus\x12\x1d.octavo.v1.WatchStatusRequest\x1a\x1e.octavo.v1.WatchStatusResponse0\x01\x12N\n\x0bWatchBlocks\x12\x1d.octavo.v1.WatchBlocksRequest\x1a\x1e.octavo.v1.WatchBlocksResponse0\x01\x12O\n\x0cListRequests\x12\x1e.octavo.v1.ListRequestsRequest\x1a\x1f.octavo.v1.ListRequestsResponse\x12U\n\x0e\x45xplainRequest\x12 .octavo.v1.ExplainRequestRequest\x1a!.octavo.v1.ExplainRequestResponse\x12R\n\rGetPrefixTree\x12\x1f.octavo.v1.GetPrefixTreeRequest\x1a .octavo.v1.GetPrefixTreeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoctavo/v1/monitoring.proto\x12\toctavo.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19octavo/v1/inference.proto\x1a\x16octavo/v1/memory.proto\"A\n\x12WatchStatusRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\\\n\x13WatchStatusResponse\x12\"\n\x07history\x18\x01 \x03(\x0b\x32\x11.octavo.v1.Status\x12!\n\x06status\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Status\"\xbb\x03\n\x06Status\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x1f\n\x05model\x18\x03 \x01(\x0b\x32\x10.octavo.v1.Model\x12\x18\n\x10running_requests\x18\x04 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x05 \x01(\x05\x12\x18\n\x10swapped_requests\x18\x06 \x01(\x05\x12\x17\n\x0f\x62\x61tch_sequences\x18\x07 \x01(\x05\x12\x1c\n\x14\x62\x61tch_prefill_tokens\x18\x08 \x01(\x05\x12\x1b\n\x13\x62\x61tch_decode_tokens\x18\t \x01(\x05\x12+\n\x08\x63ounters\x18\n \x01(\x0b\x32\x19.octavo.v1.MemoryCounters\x12,\n\texecutors\x18\x0b \x03(\x0b\x32\x19.octavo.v1.ExecutorMemory\x12(\n\x07tenants\x18\x0c \x03(\x0b\x32\x17.octavo.v1.TenantStatus\x12\x17\n\x0f\x62ytes_per_block\x18\r \x01(\x03\x12\x17\n\x0fstate_available\x18\x0e \x01(\x08\"\x85\x01\n\x0cTenantStatus\x12\'\n\x06memory\x18\x01 \x01(\x0b\x32\x17.octavo.v1.TenantMemory\x12\x18\n\x10running_requests\x18\x02 \x01(\x05\x12\x18\n\x10waiting_requests\x18\x03 \x01(\x05\x12\x18\n\x10swapped_requests\x18\x04 \x01(\x05\"A\n\x12WatchBlocksRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa0\x01\n\x13WatchBlocksResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12\x19\n\x11num_device_blocks\x18\x03 \x01(\x05\x12\x17\n\x0fnum_host_blocks\x18\x04 \x01(\x05\x12 \n\x06\x62locks\x18\x05 \x03(\x0b\x32\x10.octavo.v1.Block\x12\x0f\n\x07removed\x18\x06 \x01(\x08\"@\n\x13ListRequestsRequest\x12\x11\n\tnum_ended\x18\x01 \x01(\x05\x12\x16\n\x0einclude_blocks\x18\x02 \x01(\x08\"@\n\x14ListRequestsResponse\x12(\n\x08requests\x18\x01 \x03(\x0b\x32\x16.octavo.v1.RequestView\"\x98\x03\n\x0bRequestView\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.octavo.v1.RequestState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x05 \x01(\t\x12+\n\x07\x61rrived\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x05\x12\x15\n\rcached_tokens\x18\x08 \x01(\x05\x12\x17\n\x0f\x63omputed_tokens\x18\t \x01(\x05\x12\x15\n\routput_tokens\x18\n \x01(\x05\x12\x12\n\nmax_tokens\x18\x0b \x01(\x05\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x13\n\x0bpreemptions\x18\r \x01(\x05\x12*\n\tsequences\x18\x0e \x03(\x0b\x32\x17.octavo.v1.SequenceView\x12)\n\x05\x65nded\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"5\n\x0cSequenceView\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x11\n\tblock_ids\x18\x02 \x01(\x0c\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"?\n\x16\x45xplainRequestResponse\x12%\n\x08timeline\x18\x01 \x01(\x0b\x32\x13.octavo.v1.Timeline\"w\n\x08Timeline\x12\'\n\x07request\x18\x01 \x01(\x0b\x32\x16.octavo.v1.RequestView\x12&\n\tdecisions\x18\x02 \x03(\x0b\x32\x13.octavo.v1.Decision\x12\x1a\n\x12\x64\x65\x63isions_left_out\x18\x03 \x01(\x05\"\xc2\x01\n\x08\x44\x65\x63ision\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.octavo.v1.DecisionKind\x12%\n\x02\x61t\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05until\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x0e\n\x06tokens\x18\x07 \x01(\x05\"<\n\x14GetPrefixTreeRequest\x12\x16\n\tmax_nodes\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_max_nodes\"z\n\x15GetPrefixTreeResponse\x12$\n\x05nodes\x18\x01 \x03(\x0b\x32\x15.octavo.v1.PrefixNode\x12\x16\n\x0enodes_left_out\x18\x02 \x01(\x05\x12#\n\x06scopes\x18\x03 \x03(\x0b\x32\x13.octavo.v1.ScopeUse\"\xd5\x01\n\nPrefixNode\x12\x17\n\x0fidentity_prefix\x18\x01 \x01(\x0c\x12\x1e\n\x16parent_identity_prefix\x18\x02 \x01(\x0c\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x12\n\nnum_blocks\x18\x04 \x01(\x05\x12\x19\n\x11referenced_blocks\x18\x05 \x01(\x05\x12\x13\n\x0bhost_blocks\x18\x06 \x01(\x05\x12\r\n\x05owner\x18\x07 \x01(\t\x12\r\n\x05scope\x18\x08 \x01(\t\x12\x0c\n\x04hits\x18\t \x01(\x03\x12\x0c\n\x04text\x18\n \x01(\t\"k\n\x08ScopeUse\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x16\n\x0equeried_tokens\x18\x03 \x01(\x03\x12\x12\n\nhit_tokens\x18\x04 \x01(\x03\x12\x15\n\rcached_blocks\x18\x05 \x01(\x05*\x97\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x01\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x02\x12\x19\n\x15REQUEST_STATE_SWAPPED\x10\x03\x12\x17\n\x13REQUEST_STATE_ENDED\x10\x04*\xf0\x01\n\x0c\x44\x65\x63isionKind\x12\x1d\n\x19\x44\x45\x43ISION_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44\x45\x43ISION_KIND_QUEUED\x10\x01\x12\x18\n\x14\x44\x45\x43ISION_KIND_WAITED\x10\x02\x12\x1a\n\x16\x44\x45\x43ISION_KIND_ADMITTED\x10\x03\x12\x19\n\x15\x44\x45\x43ISION_KIND_PREFILL\x10\x04\x12\x1d\n\x19\x44\x45\x43ISION_KIND_FIRST_TOKEN\x10\x05\x12\x1b\n\x17\x44\x45\x43ISION_KIND_PREEMPTED\x10\x06\x12\x1a\n\x16\x44\x45\x43ISION_KIND_FINISHED\x10\x07\x32\xaf\x03\n\x11MonitoringService\x12N\n\x0bWatchStatus\x12\x1d.octavo.v1.WatchStatusRequest\x1a\x1e.octavo.v1.WatchStatusResponse0\x01\x12N\n\x0bWatchBlocks\x12\x1d.octavo.v1.WatchBlocksRequest\x1a\x1e.octavo.v1.WatchBlocksResponse0\x01\x12O\n\x0cListRequests\x12\x1e.octavo.v1.ListRequestsRequest\x1a\x1f.octavo.v1.ListRequestsResponse\x12U\n\x0e\x45xplainRequest\x12 .octavo.v1.ExplainRequestRequest\x1a!.octavo.v1.ExplainRequestResponse\x12R\n\rGetPrefixTree\x12\x1f.octavo.v1.GetPrefixTreeRequest\x1a .octavo.v1.GetPrefixTreeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.monitoring_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTSTATE']._serialized_start=2641
-  _globals['_REQUESTSTATE']._serialized_end=2792
-  _globals['_DECISIONKIND']._serialized_start=2795
-  _globals['_DECISIONKIND']._serialized_end=3035
+  _globals['_REQUESTSTATE']._serialized_start=2668
+  _globals['_REQUESTSTATE']._serialized_end=2819
+  _globals['_DECISIONKIND']._serialized_start=2822
+  _globals['_DECISIONKIND']._serialized_end=3062
   _globals['_WATCHSTATUSREQUEST']._serialized_start=157
   _globals['_WATCHSTATUSREQUEST']._serialized_end=222
   _globals['_WATCHSTATUSRESPONSE']._serialized_start=224
   _globals['_WATCHSTATUSRESPONSE']._serialized_end=316
   _globals['_STATUS']._serialized_start=319
   _globals['_STATUS']._serialized_end=762
-  _globals['_TENANTSTATUS']._serialized_start=764
-  _globals['_TENANTSTATUS']._serialized_end=871
-  _globals['_WATCHBLOCKSREQUEST']._serialized_start=873
-  _globals['_WATCHBLOCKSREQUEST']._serialized_end=938
-  _globals['_WATCHBLOCKSRESPONSE']._serialized_start=941
-  _globals['_WATCHBLOCKSRESPONSE']._serialized_end=1101
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=1103
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=1167
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1169
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1233
-  _globals['_REQUESTVIEW']._serialized_start=1236
-  _globals['_REQUESTVIEW']._serialized_end=1644
-  _globals['_SEQUENCEVIEW']._serialized_start=1646
-  _globals['_SEQUENCEVIEW']._serialized_end=1699
-  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1701
-  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1744
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1746
-  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1809
-  _globals['_TIMELINE']._serialized_start=1811
-  _globals['_TIMELINE']._serialized_end=1930
-  _globals['_DECISION']._serialized_start=1933
-  _globals['_DECISION']._serialized_end=2127
-  _globals['_GETPREFIXTREEREQUEST']._serialized_start=2129
-  _globals['_GETPREFIXTREEREQUEST']._serialized_end=2189
-  _globals['_GETPREFIXTREERESPONSE']._serialized_start=2191
-  _globals['_GETPREFIXTREERESPONSE']._serialized_end=2313
-  _globals['_PREFIXNODE']._serialized_start=2316
-  _globals['_PREFIXNODE']._serialized_end=2529
-  _globals['_SCOPEUSE']._serialized_start=2531
-  _globals['_SCOPEUSE']._serialized_end=2638
-  _globals['_MONITORINGSERVICE']._serialized_start=3038
-  _globals['_MONITORINGSERVICE']._serialized_end=3469
+  _globals['_TENANTSTATUS']._serialized_start=765
+  _globals['_TENANTSTATUS']._serialized_end=898
+  _globals['_WATCHBLOCKSREQUEST']._serialized_start=900
+  _globals['_WATCHBLOCKSREQUEST']._serialized_end=965
+  _globals['_WATCHBLOCKSRESPONSE']._serialized_start=968
+  _globals['_WATCHBLOCKSRESPONSE']._serialized_end=1128
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1130
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1194
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1196
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1260
+  _globals['_REQUESTVIEW']._serialized_start=1263
+  _globals['_REQUESTVIEW']._serialized_end=1671
+  _globals['_SEQUENCEVIEW']._serialized_start=1673
+  _globals['_SEQUENCEVIEW']._serialized_end=1726
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1728
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1771
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1773
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1836
+  _globals['_TIMELINE']._serialized_start=1838
+  _globals['_TIMELINE']._serialized_end=1957
+  _globals['_DECISION']._serialized_start=1960
+  _globals['_DECISION']._serialized_end=2154
+  _globals['_GETPREFIXTREEREQUEST']._serialized_start=2156
+  _globals['_GETPREFIXTREEREQUEST']._serialized_end=2216
+  _globals['_GETPREFIXTREERESPONSE']._serialized_start=2218
+  _globals['_GETPREFIXTREERESPONSE']._serialized_end=2340
+  _globals['_PREFIXNODE']._serialized_start=2343
+  _globals['_PREFIXNODE']._serialized_end=2556
+  _globals['_SCOPEUSE']._serialized_start=2558
+  _globals['_SCOPEUSE']._serialized_end=2665
+  _globals['_MONITORINGSERVICE']._serialized_start=3065
+  _globals['_MONITORINGSERVICE']._serialized_end=3496
 # @@protoc_insertion_point(module_scope)

@@ -92,14 +92,16 @@ class Status(_message.Message):
     def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ready: _Optional[bool] = ..., model: _Optional[_Union[_inference_pb2.Model, _Mapping]] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., batch_sequences: _Optional[int] = ..., batch_prefill_tokens: _Optional[int] = ..., batch_decode_tokens: _Optional[int] = ..., counters: _Optional[_Union[_memory_pb2.MemoryCounters, _Mapping]] = ..., executors: _Optional[_Iterable[_Union[_memory_pb2.ExecutorMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantStatus, _Mapping]]] = ..., bytes_per_block: _Optional[int] = ..., state_available: _Optional[bool] = ...) -> None: ...
 
 class TenantStatus(_message.Message):
-    __slots__ = ("memory", "running_requests", "waiting_requests")
+    __slots__ = ("memory", "running_requests", "waiting_requests", "swapped_requests")
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     memory: _memory_pb2.TenantMemory
     running_requests: int
     waiting_requests: int
-    def __init__(self, memory: _Optional[_Union[_memory_pb2.TenantMemory, _Mapping]] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ...) -> None: ...
+    swapped_requests: int
+    def __init__(self, memory: _Optional[_Union[_memory_pb2.TenantMemory, _Mapping]] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ...) -> None: ...
 
 class WatchBlocksRequest(_message.Message):
     __slots__ = ("interval",)

@@ -15,6 +15,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+MIN_OPERATOR_KEY = 16
+"""Characters. Nobody counts how often a wrong one is tried."""
+
 
 def cache_folder() -> Path:
     """Where fetched models and converted weights are kept: ``$OCTAVO_CACHE``, or ``~/.cache/octavo``."""
@@ -33,6 +36,28 @@ def read_api_key(file: str | None) -> str | None:
         return Path(file).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"api_key_file: cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_operator_key(file: str | None) -> str | None:
+    """The key of whoever operates a gateway: from a file, else from ``$OCTAVO_OPERATOR_KEY``.
+
+    Raises:
+        ConfigError: The file can't be read, or there is no key in it that a call could bring. What there is, is not
+            said.
+    """
+    source = "OCTAVO_OPERATOR_KEY" if file is None else f"operator_key_file: {file}"
+    if file is None:
+        key = os.environ.get("OCTAVO_OPERATOR_KEY", "").strip()
+        if not key:
+            return None
+    else:
+        try:
+            key = Path(file).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    if len(key) < MIN_OPERATOR_KEY or not all("!" <= character <= "~" for character in key):
+        raise ConfigError(f"{source}: the key must be {MIN_OPERATOR_KEY} or more ASCII characters without spaces")
+    return key
 
 
 def read_pem(name: str, path: str | None) -> bytes | None:

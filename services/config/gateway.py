@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gateway.scope import NAME_RULE, is_name
 from services.config.addresses import check_address, model_name_of
+from services.config.files import read_operator_key
 from services.config.service import ServiceConfig
 from services.config.settings import MAX_PORT, ConfigError, check_together, setting, tenants_file
 from services.config.state import StateConfig
@@ -52,6 +53,11 @@ class GatewayConfig(StateConfig, ServiceConfig):
         None, "Which tenants joined which shared cache namespaces, such as 'docs=acme,beta;law=acme'."
     )
     tenants_file: str | None = tenants_file()
+    operator_key_file: str | None = setting(
+        None,
+        "File with the key of whoever operates the gateway, who may see what all tenants have and do;"
+        " $OCTAVO_OPERATOR_KEY when absent. Without one, only gateways without tenants show all.",
+    )
     insecure: bool = setting(
         False,
         "Listen elsewhere than on loopback, too, while no tenant is configured and whoever comes is served without a"
@@ -68,6 +74,7 @@ class GatewayConfig(StateConfig, ServiceConfig):
         self.kvmanager_groups()
         self.check_state()
         self.namespace_members()
+        self.operator_key()
         object.__setattr__(self, "model_name", self.model_name or model_name_of(self.model))
 
     @property
@@ -75,6 +82,14 @@ class GatewayConfig(StateConfig, ServiceConfig):
         if self.public_tls_cert is None or self.public_tls_key is None:
             return self.tls
         return TlsFiles(Path(self.public_tls_cert), Path(self.public_tls_key), setting="public_tls")
+
+    def operator_key(self) -> str | None:
+        """The operator's key, read anew, so that it is no part of this object and of what shows it.
+
+        Raises:
+            ConfigError: The file can't be read, or what is in it is no key.
+        """
+        return read_operator_key(self.operator_key_file)
 
     def kvmanager_groups(self) -> list[list[str]]:
         """``host:port`` of each group's KV manager and its standbys."""

@@ -9,6 +9,7 @@ from services.config import ConfigError, GatewayConfig
 from services.gateway.admission import Admission
 from services.gateway.directory import DirectoryFeed
 from services.gateway.identity import Callers
+from services.gateway.viewers import Viewers
 from services.ports import is_loopback
 from services.state.store import StateStore, StateUnavailable
 from services.state.tenants_file import tenant_stores
@@ -22,6 +23,7 @@ class Door:
     Attributes:
         feed: The tenants.
         callers: Tells whose a call is.
+        viewers: Tells who may see what goes on.
         admission: Lets requests in.
     """
 
@@ -41,6 +43,7 @@ class Door:
             # Who names a file wants keys, also while nobody has one.
             open_without_tenants=self._may_be_open and config.tenants_file is None,
         )
+        self.viewers = Viewers(self.callers, config.operator_key())
         self.admission = Admission(lambda: self.feed.directory, store.limits, usage)
 
     async def open(self) -> None:

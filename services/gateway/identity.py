@@ -38,6 +38,11 @@ class Callers:
         self._trusted = trusted
         self._open = open_without_tenants
 
+    @property
+    def open_to_all(self) -> bool:
+        """Whoever comes is let in, as the one tenant that there is."""
+        return not self._trusted and self._feed.known and self._feed.directory.empty and self._open
+
     def identify(self, metadata: Iterable[tuple[str, str | bytes]]) -> Identity:
         """The caller's identity, from a call's metadata.
 
@@ -53,15 +58,15 @@ class Callers:
         if not self._feed.known:
             message = "the tenants are not known yet: the state store is away"
             raise RpcError(grpc.StatusCode.UNAVAILABLE, message, "TENANTS_UNKNOWN", retry_after=UNKNOWN_RETRY_SECONDS)
-        if directory.empty and self._open:
+        if self.open_to_all:
             return Identity(shared_namespaces=directory.namespaces(DEFAULT_NAME))
         try:
-            return directory.authenticate(_bearer(given))
+            return directory.authenticate(bearer_of(given))
         except Unauthenticated:
             raise _unauthenticated(KEY_NEEDED, "API_KEY_NEEDED") from None
 
 
-def _bearer(metadata: Metadata) -> str:
+def bearer_of(metadata: Metadata) -> str:
     """The key that a call brings; empty where there is none, or several."""
     values = [value for name, value in metadata if name == AUTHORIZATION_KEY]
     if len(values) != 1 or not isinstance(values[0], str):

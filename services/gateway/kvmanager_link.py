@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -221,7 +221,7 @@ class KVManagerLink:
             RpcError: NOT_FOUND: there is none of that id; UNAVAILABLE while there is no KV manager.
         """
         request = kvmanager_pb2.UnpinRequest(tenant=tenant, pin_id=pin_id)
-        await self._ask(lambda stub: stub.Unpin(request, timeout=ANSWER_SECONDS))
+        await self.ask(lambda stub: stub.Unpin(request, timeout=ANSWER_SECONDS))
 
     async def pins(self, tenant: str) -> list[inference_pb2.Pin]:
         """A tenant's pins.
@@ -230,13 +230,22 @@ class KVManagerLink:
             RpcError: UNAVAILABLE while there is no KV manager.
         """
         request = kvmanager_pb2.ListTenantPinsRequest(tenant=tenant)
-        answer: kvmanager_pb2.ListTenantPinsResponse = await self._ask(
+        answer: kvmanager_pb2.ListTenantPinsResponse = await self.ask(
             lambda stub: stub.ListTenantPins(request, timeout=ANSWER_SECONDS)
         )
         return list(answer.pins)
 
-    async def _ask(self, call: Callable[[Any], Awaitable[R]]) -> R:
-        """Asks the KV manager that leads, waiting for one if need be."""
+    # Questions
+
+    async def ask(self, call: Callable[[Any], Awaitable[R]]) -> R:
+        """Asks the KV manager that leads, waiting for one if need be.
+
+        Args:
+            call: gets the stub.
+
+        Raises:
+            RpcError: UNAVAILABLE: there is none, or it does not answer. NOT_FOUND: what it says there is not.
+        """
         self._check_not_given_up()
         if not self.open:
             seconds = self._gives_up_at - asyncio.get_running_loop().time()
@@ -249,6 +258,25 @@ class KVManagerLink:
             return await call(self._attachment.stub)
         except grpc.aio.AioRpcError as error:
             raise _refusal(error) from error
+
+    async def watch_memory(self, seconds: float) -> AsyncIterator[kvmanager_pb2.WatchMemoryResponse]:
+        """Physical blocks as they change, looked at every so many seconds, until the KV manager is lost.
+
+        Raises:
+            RpcError: UNAVAILABLE: there is none, or none any more.
+        """
+        if self._attachment is None or not self.open:
+            raise unavailable("the KV manager can't be reached")
+        request = kvmanager_pb2.WatchMemoryRequest()
+        request.interval.FromMicroseconds(round(seconds * 1e6))
+        call = self._attachment.stub.WatchMemory(request)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise _refusal(error) from error
+        finally:
+            call.cancel()
 
     # The stream
 

@@ -22,6 +22,9 @@ from services.gateway.http.server import HttpServer
 from services.gateway.kserve.servicer import SERVICE as INFERENCE_SERVICE
 from services.gateway.kserve.servicer import InferenceServicer
 from services.gateway.metrics.calls import CallMetrics
+from services.gateway.monitoring.monitoring import Monitoring
+from services.gateway.monitoring.servicer import SERVICE as MONITORING_SERVICE
+from services.gateway.monitoring.servicer import MonitoringServicer
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.gateway.token_log import TokenLogs
 from services.process import run_service
@@ -44,7 +47,9 @@ class GatewayService:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
-        self._server = RpcServer(config, [SERVICE, INFERENCE_SERVICE], max_message_bytes=config.max_message_bytes)
+        self._server = RpcServer(
+            config, [SERVICE, INFERENCE_SERVICE, MONITORING_SERVICE], max_message_bytes=config.max_message_bytes
+        )
         self._http = HttpServer(config) if config.http else None
         self._store = open_store(
             config.state, config.state_password(), TokenLogLimits(seconds=config.token_log_seconds)
@@ -85,7 +90,16 @@ class GatewayService:
         )
         generation = GenerationServicer(calls, self._server.count)
         inference = InferenceServicer(calls.speaking("kserve"), self._server)
-        self._server.grpc.add_generic_rpc_handlers([generation.handlers(), inference.handlers()])
+        self._monitoring = Monitoring(
+            self._backends.links,
+            model=lambda: calls.model,
+            ready=lambda: self._backends.ready,
+            state_available=lambda: self._store.available,
+            namespaces=lambda tenant: self._door.feed.directory.namespaces(tenant),
+        )
+        monitoring = MonitoringServicer(self._monitoring, self._door.viewers)
+        handlers = [each.handlers() for each in (generation, inference, monitoring)]
+        self._server.grpc.add_generic_rpc_handlers(handlers)
         await self._server.start()
         if self._http is not None:
             await self._http.start(self._routes(self._http))
@@ -103,7 +117,12 @@ class GatewayService:
 
     async def run(self) -> None:
         await asyncio.gather(
-            self._backends.run(), self._door.run(), self._log_tokens(), self._report_health(), self._run_http()
+            self._backends.run(),
+            self._door.run(),
+            self._log_tokens(),
+            self._report_health(),
+            self._run_http(),
+            self._monitoring.run(),
         )
 
     async def _run_http(self) -> None:

@@ -12,6 +12,7 @@ from kvmanager.counters import Counters
 from kvmanager.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, Tier
 from kvmanager.manager import KVManager
 from kvmanager.pins import Pin
+from kvmanager.shares import ShareView, share_views
 from kvmanager.step import Speeds
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2, memory_pb2
 
@@ -47,6 +48,7 @@ def encode_memory_map(
         counters=_encode_counters(manager.counters, views.num_evicted(manager)),
         executors=[_encode_executor(manager, replica, include_blocks) for replica in replicas],
         tenants=[_encode_tenant(tenant) for tenant in views.tenant_views(manager)],
+        shares=[_encode_share(share) for share in share_views(manager)],
     )
 
 
@@ -62,6 +64,26 @@ def _encode_executor(manager: KVManager, replica: views.ReplicaView, include_blo
         draining=replica.draining,
         speeds=_encode_speeds(replica.speeds),
         blocks=[_encode_block(block) for block in blocks],
+        batch_sequences=replica.last_step.sequences,
+        batch_prefill_tokens=replica.last_step.prefill_tokens,
+        batch_decode_tokens=replica.last_step.decode_tokens,
+    )
+
+
+def _encode_share(share: ShareView) -> kvmanager_pb2.TenantShare:
+    return kvmanager_pb2.TenantShare(
+        tenant=share.tenant,
+        executor=share.executor,
+        referenced_device_blocks=share.referenced_device_blocks,
+        cached_device_blocks=share.cached_device_blocks,
+        referenced_host_blocks=share.referenced_host_blocks,
+        cached_host_blocks=share.cached_host_blocks,
+        running_requests=share.running_requests,
+        waiting_requests=share.waiting_requests,
+        swapped_requests=share.swapped_requests,
+        batch_sequences=share.last_step.sequences,
+        batch_prefill_tokens=share.last_step.prefill_tokens,
+        batch_decode_tokens=share.last_step.decode_tokens,
     )
 
 

@@ -1,0 +1,1 @@
+"""What goes on in the stack, for people who look at it."""

@@ -14,6 +14,7 @@ import typer
 from services.cli import certs, chat, check, explain, generate, pins, processes, tenants
 from services.cli.bench import command as bench
 from services.cli.errors import INTERRUPTED, UNUSABLE, CommandError
+from services.cli.top import command as top
 from services.config import ConfigError, read_toml
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ for command in (
     check.health,
     bench.bench,
     explain.explain,
+    top.top,
     certs.certs,
     processes.fetch,
     processes.demo,

@@ -67,7 +67,7 @@ def complaint(done: subprocess.CompletedProcess[str], exit_code: int) -> str:
 
 def test_help_shows_every_command() -> None:
     commands = ["serve", "gateway", "kvmanager", "executor", "chat", "generate", "models", "health", "fetch", "demo"]
-    commands += ["pin", "unpin", "pins", "bench", "explain", "tenant"]
+    commands += ["pin", "unpin", "pins", "bench", "explain", "top", "tenant"]
     shown = octavo("--help").stdout
     assert all(f"\n  {command} " in shown for command in commands)
     assert octavo().stdout == shown

@@ -47,6 +47,10 @@ class PrefixCache:
         """The names of all blocks that are given out."""
         return iter(self._blocks)
 
+    def contents(self) -> Iterator[Content]:
+        """Of all blocks that are given out."""
+        return (block.content for block in self._blocks.values() if block.content is not None)
+
     def get(self, content: Content) -> Block | None:
         """The block with this content, verified against the tokens: equal names are not proof enough.
 

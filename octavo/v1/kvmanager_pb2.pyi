@@ -308,20 +308,24 @@ class WatchMemoryResponse(_message.Message):
     def __init__(self, executor: _Optional[str] = ..., snapshot: _Optional[bool] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[_memory_pb2.Block, _Mapping]]] = ..., removed: _Optional[bool] = ...) -> None: ...
 
 class SubscribeKvEventsRequest(_message.Message):
-    __slots__ = ("from_sequence_number",)
+    __slots__ = ("from_sequence_number", "current_blocks_first")
     FROM_SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_BLOCKS_FIRST_FIELD_NUMBER: _ClassVar[int]
     from_sequence_number: int
-    def __init__(self, from_sequence_number: _Optional[int] = ...) -> None: ...
+    current_blocks_first: bool
+    def __init__(self, from_sequence_number: _Optional[int] = ..., current_blocks_first: _Optional[bool] = ...) -> None: ...
 
 class SubscribeKvEventsResponse(_message.Message):
-    __slots__ = ("sequence_number", "executor", "events")
+    __slots__ = ("sequence_number", "executor", "events", "cached_before")
     SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     sequence_number: int
     executor: str
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
-    def __init__(self, sequence_number: _Optional[int] = ..., executor: _Optional[str] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+    cached_before: bool
+    def __init__(self, sequence_number: _Optional[int] = ..., executor: _Optional[str] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., cached_before: _Optional[bool] = ...) -> None: ...
 
 class KvEvent(_message.Message):
     __slots__ = ("stored", "removed", "cleared")

@@ -17,7 +17,7 @@ from services.kvmanager.driver import Driver
 from services.kvmanager.executors import AlreadyListed, NotListed
 from services.kvmanager.term import STANDBY, Term
 from services.kvmanager.views_codec import encode_memory_map, encode_pin
-from services.kvmanager.watches import first_event, kv_events, watch_memory
+from services.kvmanager.watches import cached_blocks_and_events, first_event, kv_events, watch_memory
 from services.rpc.server import Context
 from services.rpc.status import RpcError, abort
 
@@ -98,13 +98,16 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
         self, request: kvmanager_pb2.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[kvmanager_pb2.SubscribeKvEventsResponse]:
         term = await self._term(context)
-        events = term.driver.manager.kv_events
+        manager = term.driver.manager
         try:
-            number = first_event(events, request.from_sequence_number)
+            number = first_event(manager.kv_events, request.from_sequence_number)
         except RpcError as error:
             await abort(context, error)
         await context.send_initial_metadata(())
-        async for message in _while_leading(term, kv_events(events, number), context):
+        messages = kv_events(manager.kv_events, number)
+        if request.current_blocks_first:
+            messages = cached_blocks_and_events(manager)
+        async for message in _while_leading(term, messages, context):
             yield message
 
     async def AddExecutor(

@@ -184,6 +184,21 @@ def encode_kv_events(first: int, events: Sequence[KVEvent]) -> Iterator[kvmanage
             first += len(chunk)
 
 
+def encode_cached_blocks(
+    number: int, blocks: Sequence[BlockStored]
+) -> Iterator[kvmanager_pb2.SubscribeKvEventsResponse]:
+    """Blocks in their order, in one message at least.
+
+    Args:
+        number: of the event that follows.
+    """
+    messages = encode_kv_events(number, blocks) if blocks else [kvmanager_pb2.SubscribeKvEventsResponse()]
+    for message in messages:
+        message.sequence_number = number
+        message.cached_before = True
+        yield message
+
+
 def _encode_event(event: KVEvent) -> kvmanager_pb2.KvEvent:
     if isinstance(event, BlockStored):
         stored = kvmanager_pb2.BlockStored(

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from kvmanager.cached_blocks import cached_blocks, parents_first
 from kvmanager.kv_events import KVEventLog
 from kvmanager.manager import KVManager
 from kvmanager.views import MemoryWatch
 from octavo.v1 import kvmanager_pb2
-from services.kvmanager.views_codec import encode_changes, encode_kv_events
+from services.kvmanager.views_codec import encode_cached_blocks, encode_changes, encode_kv_events
 from services.rpc.status import RpcError
 
 EVENTS_SECONDS = 0.02
@@ -57,3 +58,13 @@ async def kv_events(log: KVEventLog, number: int) -> AsyncIterator[kvmanager_pb2
         if events:
             number = first + len(events)
         await asyncio.sleep(EVENTS_SECONDS)
+
+
+async def cached_blocks_and_events(manager: KVManager) -> AsyncIterator[kvmanager_pb2.SubscribeKvEventsResponse]:
+    """What the caches hold now, then events from the next one on."""
+    blocks, number = cached_blocks(manager), manager.kv_events.last_number + 1
+    # There may be very many of them, and steps go on meanwhile.
+    for message in encode_cached_blocks(number, await asyncio.to_thread(parents_first, blocks)):
+        yield message
+    async for message in kv_events(manager.kv_events, number):
+        yield message

@@ -254,6 +254,41 @@ async def test_replay_and_what_comes_after_it(make_rig: MakeRig) -> None:
         assert await reader.next(3) == new
 
 
+async def test_a_newcomer_is_told_what_is_cached_and_then_what_comes(make_rig: MakeRig) -> None:
+    """However long ago it was cached."""
+    rig = await make_rig(OracleService(), OracleService())
+    log = rig.manager.kv_events
+    log._events = type(log._events)(log._events, maxlen=4)
+    for i in range(4):
+        await rig.gateway.generate(prompt_of(i, 13), max_tokens=1)
+    so_far = log.last_number
+    call = rig.stub.SubscribeKvEvents(kvmanager_pb2.SubscribeKvEventsRequest(current_blocks_first=True))
+    told: dict[bytes, bytes] = {}
+    while len(told) < so_far:
+        message = await asyncio.wait_for(call.read(), PATIENCE)
+        assert message.cached_before
+        assert message.sequence_number == so_far + 1
+        assert message.executor in {executor.address for executor in rig.executors}
+        for event in message.events:
+            assert event.stored.parent_identity in (b"", *told)
+            told[event.stored.identity] = event.stored.token_ids
+    prompts = [prompt_of(i, 13) for i in range(4)]
+    blocks = [prompt[i : i + BLOCK_SIZE] for prompt in prompts for i in range(0, 12, BLOCK_SIZE)]
+    assert sorted(unpack_int32(token_ids) for token_ids in told.values()) == sorted(blocks)
+    await rig.gateway.generate(prompt_of(9, 13), max_tokens=1)
+    message = await asyncio.wait_for(call.read(), PATIENCE)
+    assert (message.sequence_number, message.cached_before) == (so_far + 1, False)
+    call.cancel()
+
+
+async def test_a_newcomer_is_told_that_nothing_is_cached(make_rig: MakeRig) -> None:
+    rig = await make_rig(OracleService())
+    call = rig.stub.SubscribeKvEvents(kvmanager_pb2.SubscribeKvEventsRequest(current_blocks_first=True))
+    message = await asyncio.wait_for(call.read(), PATIENCE)
+    assert (message.sequence_number, message.cached_before, len(message.events)) == (1, True, 0)
+    call.cancel()
+
+
 async def test_an_event_that_is_still_far_away_is_out_of_range(make_rig: MakeRig) -> None:
     """The numbers have begun anew since: waiting for this one would miss those before it."""
     rig = await make_rig(OracleService())

@@ -31,6 +31,7 @@ class Attachment:
     Attributes:
         first: What it said first.
         stub: For questions to it.
+        over: Set when this gateway has let go of it.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Attachment:
     ) -> None:
         self.address = address
         self.first = first
+        self.over = asyncio.Event()
         self.stub: Any = kvmanager_pb2_grpc.KVManagerServiceStub(channel)
         self._channel = channel
         self._call = call
@@ -111,6 +113,7 @@ class Attachment:
 
     async def close(self) -> None:
         """Lets go of it, and of what was on its way."""
+        self.over.set()
         self._call.cancel()
         await self._channel.close(None)
 

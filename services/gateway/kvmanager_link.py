@@ -278,6 +278,14 @@ class KVManagerLink:
         finally:
             call.cancel()
 
+    async def leader(self) -> tuple[Attachment, grpc.aio.Channel]:
+        """Whoever leads, as soon as there is somebody, and a connection of the caller's own to it."""
+        await self._opened.wait()
+        while self._attachment is None:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            await self._opened.wait()
+        return self._attachment, self._connect(self._attachment.address)
+
     # The stream
 
     async def run(self) -> None:

@@ -27,6 +27,8 @@ from services.gateway.monitoring.servicer import SERVICE as MONITORING_SERVICE
 from services.gateway.monitoring.servicer import MonitoringServicer
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.gateway.token_log import TokenLogs
+from services.gateway.vllm import SERVICE as VLLM_SERVICE
+from services.gateway.vllm import load_servicer
 from services.process import run_service
 from services.rpc.channel import connector
 from services.rpc.server import RpcServer
@@ -47,9 +49,10 @@ class GatewayService:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._tracing = make_tracing("octavo-gateway", config.otlp_endpoint)
-        self._server = RpcServer(
-            config, [SERVICE, INFERENCE_SERVICE, MONITORING_SERVICE], max_message_bytes=config.max_message_bytes
-        )
+        self._vllm_servicer = load_servicer()
+        services = [SERVICE, INFERENCE_SERVICE, MONITORING_SERVICE]
+        services += [VLLM_SERVICE] if self._vllm_servicer else []
+        self._server = RpcServer(config, services, max_message_bytes=config.max_message_bytes)
         self._http = HttpServer(config) if config.http else None
         self._store = open_store(
             config.state, config.state_password(), TokenLogLimits(seconds=config.token_log_seconds)
@@ -99,6 +102,10 @@ class GatewayService:
         )
         monitoring = MonitoringServicer(self._monitoring, self._door.viewers)
         handlers = [each.handlers() for each in (generation, inference, monitoring)]
+        if self._vllm_servicer is not None:
+            viewers, count = self._door.viewers, self._server.count
+            engine = self._vllm_servicer(calls.speaking("vllm"), self._backends, viewers, self._monitoring, count)
+            handlers.append(engine.handlers())
         self._server.grpc.add_generic_rpc_handlers(handlers)
         await self._server.start()
         if self._http is not None:

@@ -70,6 +70,10 @@ class Monitoring:
             sample = await self._samples.latest(max_age)
             yield monitoring_pb2.WatchStatusResponse(status=status_of(sample, viewer, self._model_now()))
 
+    async def status(self, viewer: Viewer) -> monitoring_pb2.Status:
+        """How the stack is, or was a second ago at most."""
+        return status_of(await self._samples.latest(SAMPLE_SECONDS), viewer, self._model_now())
+
     async def watch_blocks(
         self, request: monitoring_pb2.WatchBlocksRequest, viewer: Viewer
     ) -> AsyncIterator[monitoring_pb2.WatchBlocksResponse]:

@@ -24,6 +24,7 @@ from services.cli.app import run
 from services.cli.bench.lengths import parse_lengths
 from services.cli.bench.load import Load, Record, spread
 from services.cli.bench.prompts import Piece, text_maker, token_maker
+from services.cli.bench.report import warnings
 from services.cli.bench.statistics import (
     Distribution,
     Slo,
@@ -523,3 +524,11 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "--url", "http://127.0.0.1:9/v1", "--requests", "1"]) == 2
     assert "cannot use http://127.0.0.1:9/v1: " in capsys.readouterr().err
     assert run(["bench", "--address", "127.0.0.1:9", "--requests", "1"]) == 2
+
+
+def test_a_client_that_is_late_says_so() -> None:
+    late = [Record(number, 0.0, 0.5, [(1.0, 1)], ended=1.0) for number in range(10)]
+    assert "sent up to 500.0 ms late" in next(warnings(Summary.of(late, Slo())))
+    punctual = [Record(number, 0.0, 0.001, [(1.0, 1)], ended=1.0) for number in range(10)]
+    assert list(warnings(Summary.of(punctual, Slo(), [0.001] * 10))) == []
+    assert "read responses up to 200.0 ms late" in next(warnings(Summary.of(punctual, Slo(), [0.2] * 10)))

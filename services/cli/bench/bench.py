@@ -110,7 +110,7 @@ async def _bench(
                 async with shown(warming, load.warmup, console):
                     await warming.run(workload.warm_up(load.warmup), load.concurrency or DEFAULT_CONCURRENCY)
             if not running.interrupted:
-                async with shown(running, workload.count, console):
+                async with shown(running, workload.count, console, load.seconds):
                     await running.run(workload.requests(), _concurrency(load, trace))
         return model, running
     finally:

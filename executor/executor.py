@@ -11,6 +11,7 @@ from executor.batch_check import Limits, check_batch
 from executor.errors import StepOutOfMemory
 from executor.memory.block_contents import BlockContents
 from executor.memory.block_mover import make_mover
+from executor.memory.free_memory import free_memory
 from executor.memory.host_arena import HostArena
 from executor.memory.out_of_memory import is_out_of_memory, release_cached
 from executor.model_runner import ModelRunner, Row
@@ -114,6 +115,10 @@ class Executor:
     def phase_seconds(self) -> dict[str, float]:
         """Wall time of all steps' computing by what it was spent on; empty where the model doesn't tell."""
         return self._runner.phase_seconds()
+
+    def free_memory(self) -> int:
+        """Bytes that are free where the model computes."""
+        return free_memory(self._runner.device)
 
     def step(self, batch: StepBatch) -> StepResult:
         """Applies a batch as `executor.step.StepBatch` documents, and waits for what comes of it: see `launch`."""

@@ -100,7 +100,8 @@ class Scheduler:
         self._merge_duplicates(batch)
         leaving = [sequence for sequence in ready if self._prepare(batch, sequence)]
         batch.row_sequence_ids = self.decoding.advance(step)
-        batch.row_num_tokens = [1] * len(batch.row_sequence_ids)
+        batch.num_decodes = len(batch.row_sequence_ids)
+        batch.row_num_tokens = [1] * batch.num_decodes
         self.load = StepLoad(self.decoding.tenants)
         for tenant, num_tokens in self.decoding.tenants.items():
             self._policy.served(tenant, 0, num_tokens)

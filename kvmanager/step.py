@@ -79,7 +79,8 @@ class StepBatch:
         swaps_out: (device block, host block).
         swaps_in: (host block, device block).
         block_copies: (source, destination) within the device pool, before any row writes.
-        row_sequence_ids, row_num_tokens: one row for each sequence that computes tokens.
+        row_sequence_ids, row_num_tokens: one row for each sequence that computes tokens; those that decode come first.
+        num_decodes: so many do.
         forks: parent -> children that copy it when it samples in this step.
         stored_blocks: valid once this step is done.
     """
@@ -96,6 +97,7 @@ class StepBatch:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     row_sequence_ids: list[int] = field(default_factory=list)
     row_num_tokens: list[int] = field(default_factory=list)
+    num_decodes: int = 0
     forks: dict[int, list[int]] = field(default_factory=dict)
     stored_blocks: list[StoredBlock] = field(default_factory=list)
 

@@ -22,11 +22,14 @@ from services.config import ExecutorConfig
 from services.executor.codec import decode_batch, encode_description, encode_records, encode_result
 from services.executor.leading_rank import LeadingRank
 from services.executor.loading import load
+from services.executor.metrics import ExecutorMetrics
 from services.executor.step_stream import StepStream
 from services.executor.step_thread import StepThread
 from services.process import run_service
 from services.rpc.roles import CALLERS
 from services.rpc.server import Context, RpcServer
+from services.telemetry.metrics import Exposition
+from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.tracing import SpanRecord, Tracing, make_tracing
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class ExecutorServicer:
 
     Args:
         on_call: told of each stream of steps as it starts.
+        metrics: told of each step.
         on_broken: told of what went wrong in the middle of a step, before whoever sent it is.
     """
 
@@ -63,11 +67,13 @@ class ExecutorServicer:
         executor: Executor,
         tracing: Tracing,
         on_call: Callable[[Context], None],
+        metrics: ExecutorMetrics,
         on_broken: Callable[[Exception], None] = _go_on,
     ) -> None:
         self._executor = executor
         self._tracing = tracing
         self._on_call = on_call
+        self._metrics = metrics
         self._on_broken = on_broken
         self._thread = StepThread(self._launch)
         self._streams: set[StepStream] = set()
@@ -180,6 +186,9 @@ class ExecutorServicer:
             with self._telling():
                 result = under_way.result()
             duration_ns = time.perf_counter_ns() - start
+            self._metrics.step(duration_ns / 1e9, batch.row_num_tokens)
+            if batch.block_copies or batch.swaps_out or batch.swaps_in:
+                self._metrics.moved(len(batch.block_copies), len(batch.swaps_out), len(batch.swaps_in))
             if message.traces:
                 attributes = {
                     "octavo.step": batch.step,
@@ -200,6 +209,7 @@ class ExecutorServicer:
         except BatchRefused:
             raise
         except Exception as error:
+            self._metrics.failed_steps += 1
             self._on_broken(error)
             raise
 
@@ -238,14 +248,22 @@ class ExecutorService:
         self._tracing = make_tracing("octavo-executor", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE], callers=CALLERS["executor"])
         self._ranks: LeadingRank | None = None
+        self._metrics = ExecutorMetrics()
 
     async def start(self) -> None:
+        began = time.monotonic()
         loader = asyncio.get_running_loop().run_in_executor(None, self._load)
         executor = await loader
+        self._metrics.load_seconds = time.monotonic() - began
         on_broken = self._ranks.break_off if self._ranks else _go_on
-        self._servicer = ExecutorServicer(executor, self._tracing, self._server.count, on_broken)
+        self._servicer = servicer = ExecutorServicer(
+            executor, self._tracing, self._server.count, self._metrics, on_broken
+        )
+        exposition = Exposition(lambda: self._metrics.collect(executor, servicer.epoch))
+        self._metrics_server = MetricsServer(self._config, exposition)
         self._server.grpc.add_generic_rpc_handlers([self._servicer.handlers()])
         await self._server.start()
+        await self._metrics_server.start()
         await self._server.set_serving(True)
 
     def _load(self) -> Executor:
@@ -264,6 +282,7 @@ class ExecutorService:
         self._servicer.close()
         if self._ranks is not None:
             self._ranks.stop()
+        await self._metrics_server.stop()
         self._tracing.shutdown()
 
 

@@ -25,6 +25,7 @@ from services.kvmanager.codec import (
     encode_unavailable,
 )
 from services.kvmanager.executor_link import ExecutorRefused
+from services.kvmanager.metrics import DriverMetrics
 from services.kvmanager.request_traces import RequestTraces
 from services.kvmanager.sessions import Session, Sessions
 from services.rpc.status import RpcError
@@ -40,8 +41,9 @@ LAST_STEP_SECONDS = 2.0
 class Driver:
     """Hands requests to the core, its steps to the executors, and its outputs to the gateways."""
 
-    def __init__(self, manager: KVManager, traces: RequestTraces) -> None:
+    def __init__(self, manager: KVManager, traces: RequestTraces, metrics: DriverMetrics) -> None:
         self.manager = manager
+        self.metrics = metrics
         self.on_work: Callable[[], None] = lambda: None
         """Called when there may be a step to send, to whatever executor."""
         self.backend = kvmanager_pb2.BackendState()
@@ -70,6 +72,11 @@ class Driver:
         return self.backend.ready and not self._stalled
 
     # Gateways
+
+    @property
+    def num_sessions(self) -> int:
+        """Gateways that are attached."""
+        return len(self._sessions)
 
     def open_session(self) -> Session:
         """A gateway is there. What it is to hear comes out of the session's outbox."""
@@ -111,16 +118,18 @@ class Driver:
             outputs = self.manager.submit(decode_submission(submission, session, now), now)
         except (RequestError, ValueError) as error:
             self._traces.discard(handle)
-            self._sessions.refuse(*handle, encode_error(error))
+            refusal = encode_error(error)
+            self.metrics.ended_with(refusal.reason)
+            self._sessions.refuse(*handle, refusal)
             return
         self._sessions.opened(*handle)
-        self._sessions.dispatch(outputs)
+        self._dispatch(outputs)
         self._set_alarm()
 
     def _abort(self, session: int, abort: kvmanager_pb2.Abort) -> None:
         now = time.monotonic()
         if abort.HasField("sequence_index"):
-            self._sessions.dispatch(self.manager.abort((session, abort.handle), now, abort.sequence_index))
+            self._dispatch(self.manager.abort((session, abort.handle), now, abort.sequence_index))
         else:
             self.manager.abort((session, abort.handle), now)
             self._sessions.ended(session, abort.handle)
@@ -172,6 +181,7 @@ class Driver:
         is_first = self._first is None
         self._first = self._first or description
         self._descriptions[address] = description
+        self.metrics.attached(address)
         self._epochs[address] = epoch
         outputs = self.manager.attach_executor(
             address,
@@ -206,6 +216,7 @@ class Driver:
         if self._over:
             return
         del self._descriptions[address]
+        self.metrics.detached(address, lost=not self.is_draining(address))
         outputs = self.manager.detach_executor(address, time.monotonic())
         self._update_backend()
         self._settle(outputs)
@@ -222,6 +233,11 @@ class Driver:
         replica = self.manager.replicas.get(address)
         return replica is None or replica.idle
 
+    def is_draining(self, address: str) -> bool:
+        """It is given nothing new any more."""
+        replica = self.manager.replicas.get(address)
+        return replica is not None and replica.draining
+
     def is_attached(self, address: str) -> bool:
         return address in self.manager.replicas
 
@@ -235,6 +251,7 @@ class Driver:
         if stalled == self._stalled:
             return
         self._stalled = stalled
+        self.metrics.stall(stalled)
         if stalled:
             log.error("there is work, and no step goes on", extra={"waiting_requests": self.manager.num_waiting})
         else:
@@ -243,23 +260,36 @@ class Driver:
 
     def next_step(self, address: str) -> executor_pb2.ExecuteRequest | None:
         """The next step for an executor, if it is time for one."""
-        batch = None if self._halted else self.manager.schedule(address, time.monotonic())
+        start = time.monotonic()
+        batch = None if self._halted else self.manager.schedule(address, start)
         if batch is None:
             return None
         self.num_step_events += 1
-        return encode_batch(batch, self._epochs[address], self._traces.contexts_of_step(address, batch.step))
+        message = encode_batch(batch, self._epochs[address], self._traces.contexts_of_step(address, batch.step))
+        self.metrics.sent(batch, time.monotonic() - start)
+        return message
 
     def take_result(self, address: str, result: executor_pb2.StepResult) -> None:
         """One step's tokens. Other executors may have work by it, too: a draining one's requests, or a line's first."""
         self.num_step_events += 1
-        outputs = self.manager.apply(address, decode_result(result), time.monotonic())
-        self._sessions.dispatch(outputs)
+        start = time.monotonic()
+        outputs = self.manager.apply(address, decode_result(result), start)
+        self.metrics.done(address, result.duration_us / 1e6, time.monotonic() - start)
+        self._dispatch(outputs)
         if outputs.ends:
             self._set_alarm()  # a pin's time begins when it has been computed
         self.on_work()
 
-    def _settle(self, outputs: Outputs) -> None:
+    def _dispatch(self, outputs: Outputs) -> None:
+        for end in outputs.ends:
+            if end.error is not None:
+                self.metrics.ended_with(encode_error(end.error).reason)
+            elif end.times is not None:
+                self.metrics.answered(end.times)
         self._sessions.dispatch(outputs)
+
+    def _settle(self, outputs: Outputs) -> None:
+        self._dispatch(outputs)
         self._set_alarm()
         self.on_work()
 

@@ -11,6 +11,8 @@ from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.config import EMBEDDED_STATE, ConfigError, KVManagerConfig
 from services.kvmanager.driver import keep_from_collector
 from services.kvmanager.leadership import Candidate
+from services.kvmanager.metric_families import KVManagerFamilies
+from services.kvmanager.metrics import DriverMetrics
 from services.kvmanager.servicer import KVManagerServicer
 from services.kvmanager.term import STANDBY, Term
 from services.process import run_service
@@ -19,6 +21,8 @@ from services.rpc.roles import CALLERS
 from services.rpc.server import RpcServer
 from services.state.leadership import Holder
 from services.state.store import open_store
+from services.telemetry.metrics import Exposition
+from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.tracing import make_tracing
 
 log = logging.getLogger(__name__)
@@ -51,6 +55,10 @@ class KVManagerService:
         self._store = open_store(config.state, config.state_password())
         self._tracing = make_tracing("octavo-kvmanager", config.otlp_endpoint)
         self._server = RpcServer(config, [SERVICE], callers=CALLERS["kvmanager"])
+        self._metrics = DriverMetrics()
+        families = KVManagerFamilies(self._metrics)
+        exposition = Exposition(lambda: families.collect(self.term, self._store.available))
+        self._metrics_server = MetricsServer(config, exposition)
         self.term: Term | None = None
 
     async def start(self) -> None:
@@ -62,6 +70,7 @@ class KVManagerService:
         kvmanager_pb2_grpc.add_KVManagerServiceServicer_to_server(KVManagerServicer(self), self._server.grpc)
         await self._server.set_health(health.STANDBY, False)
         await self._server.start()
+        await self._metrics_server.start()
 
     def _on_state_change(self, available: bool) -> None:
         self._server.report_state(available)
@@ -81,7 +90,7 @@ class KVManagerService:
 
     async def _lead(self) -> None:
         """Leads until it is deposed. Then nothing of it is left."""
-        self.term = term = Term(self._config, self._limits, self._candidate, self._store, self._tracing)
+        self.term = term = Term(self._config, self._limits, self._candidate, self._store, self._tracing, self._metrics)
         tasks = [
             asyncio.ensure_future(term.run()),
             asyncio.ensure_future(self._report_health(term)),
@@ -121,6 +130,7 @@ class KVManagerService:
         await self._candidate.give_up()
         await self._server.stop(STOP_SECONDS)
         await self._store.close()
+        await self._metrics_server.stop()
         self._tracing.shutdown()
 
 

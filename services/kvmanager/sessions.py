@@ -128,6 +128,9 @@ class Sessions:
         self._sessions: dict[int, Session] = {}
         self._ids = count(1)
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
     def open(self) -> Session:
         number = next(self._ids)
         session = self._sessions[number] = Session(number)

@@ -16,6 +16,7 @@ from services.kvmanager.driver import Driver
 from services.kvmanager.epochs import Epochs
 from services.kvmanager.executors import Executors
 from services.kvmanager.leadership import Candidate
+from services.kvmanager.metrics import DriverMetrics
 from services.kvmanager.pin_keeper import PinKeeper
 from services.kvmanager.prefix_publisher import PrefixPublisher
 from services.kvmanager.request_traces import RequestTraces
@@ -42,7 +43,13 @@ class Term:
     """
 
     def __init__(
-        self, config: KVManagerConfig, limits: Limits, candidate: Candidate, store: StateStore, tracing: Tracing
+        self,
+        config: KVManagerConfig,
+        limits: Limits,
+        candidate: Candidate,
+        store: StateStore,
+        tracing: Tracing,
+        metrics: DriverMetrics,
     ) -> None:
         self._shares_state = config.state != EMBEDDED_STATE
         traces = RequestTraces(tracing, time.time() - time.monotonic())
@@ -54,7 +61,7 @@ class Term:
             prefix_caching=config.prefix_caching,
             on_event=traces.on_event,
         )
-        self.driver = Driver(manager, traces)
+        self.driver = Driver(manager, traces, metrics)
         self.driver.backend.group = config.group
         self.executors = Executors(
             self.driver,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Generator
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from typing import TYPE_CHECKING
 
 from services.config import ServiceConfig, join_address
 from services.ports import bind
 from services.telemetry.metrics import Exposition
+
+if TYPE_CHECKING:
+    from services.telemetry.metrics_app import MetricsApp
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +28,7 @@ class MetricsServer:
         self._host = config.metrics_host
         self._port = config.metrics_port
         self._exposition = exposition
-        self._server: uvicorn.Server | None = None
+        self._app: MetricsApp | None = None
         self._serving: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -43,35 +39,15 @@ class MetricsServer:
         """
         if self._port is None:
             return
+        from services.telemetry.metrics_app import MetricsApp  # only who wants the web server pays for it
+
         held = bind(self._host, self._port)
-        app = Starlette(routes=[Route("/metrics", metrics_endpoint(self._exposition))])
-        settings = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, log_level="warning", ws="none"
-        )
-        self._server = _Server(settings)
-        self._serving = asyncio.ensure_future(self._server.serve([held]))
+        self._app = MetricsApp(self._exposition)
+        self._serving = asyncio.ensure_future(self._app.serve([held]))
         log.info("listening for Prometheus", extra={"address": join_address(self._host, held.getsockname()[1])})
 
     async def stop(self) -> None:
         """Answers nobody any more."""
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
+        if self._app is not None and self._serving is not None:
+            self._app.should_exit = True
             await self._serving
-
-
-def metrics_endpoint(exposition: Exposition) -> Callable[[Request], Awaitable[Response]]:
-    """What answers ``GET /metrics``."""
-
-    async def answer(request: Request) -> Response:
-        body, content_type = await exposition.render(request.headers.get("accept", ""))
-        return Response(body, headers={"content-type": content_type})
-
-    return answer
-
-
-class _Server(uvicorn.Server):
-    """Signals are the process's business."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield

@@ -10,6 +10,7 @@ import pytest
 
 from executor.executor import Executor
 from octavo.v1 import common_pb2, executor_pb2, executor_pb2_grpc
+from services.executor.metrics import ExecutorMetrics
 from services.executor.server import ExecutorServicer
 from services.rpc.columns import pack_int32, pack_int64, unpack_int32
 from services.telemetry.tracing import make_tracing
@@ -23,7 +24,9 @@ def executor(llama, load) -> Executor:
 
 @pytest.fixture
 async def stub(executor) -> AsyncIterator[executor_pb2_grpc.ExecutorServiceStub]:
-    servicer = ExecutorServicer(executor, make_tracing("octavo-executor", None), lambda context: None)
+    servicer = ExecutorServicer(
+        executor, make_tracing("octavo-executor", None), lambda context: None, ExecutorMetrics()
+    )
     server = grpc.aio.server()
     server.add_generic_rpc_handlers([servicer.handlers()])
     port = server.add_insecure_port("127.0.0.1:0")

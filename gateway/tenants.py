@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.api_keys import ApiKey, has_secret, parse_key
@@ -78,6 +78,11 @@ class Directory:
     def empty(self) -> bool:
         """Whether nobody was ever given a key."""
         return not self._tenants
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tenants."""
+        return self._tenants.keys()
 
     def tenant(self, name: str) -> Tenant:
         """What a tenant may have; one that is not known has no limits."""

@@ -228,7 +228,7 @@ class GetMemoryMapRequest(_message.Message):
     def __init__(self, include_blocks: _Optional[bool] = ...) -> None: ...
 
 class GetMemoryMapResponse(_message.Message):
-    __slots__ = ("block_size", "num_blocks", "free_blocks", "cached_blocks", "referenced_blocks", "bytes_per_block", "running_requests", "waiting_requests", "counters", "swapped_requests", "executors", "tenants", "shares")
+    __slots__ = ("block_size", "num_blocks", "free_blocks", "cached_blocks", "referenced_blocks", "bytes_per_block", "running_requests", "waiting_requests", "counters", "swapped_requests", "executors", "tenants", "shares", "step_tokens")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +242,7 @@ class GetMemoryMapResponse(_message.Message):
     EXECUTORS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_blocks: int
     free_blocks: int
@@ -255,7 +256,8 @@ class GetMemoryMapResponse(_message.Message):
     executors: _containers.RepeatedCompositeFieldContainer[_memory_pb2.ExecutorMemory]
     tenants: _containers.RepeatedCompositeFieldContainer[_memory_pb2.TenantMemory]
     shares: _containers.RepeatedCompositeFieldContainer[TenantShare]
-    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., counters: _Optional[_Union[_memory_pb2.MemoryCounters, _Mapping]] = ..., swapped_requests: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[_memory_pb2.ExecutorMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[_memory_pb2.TenantMemory, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[TenantShare, _Mapping]]] = ...) -> None: ...
+    step_tokens: StepTokens
+    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., counters: _Optional[_Union[_memory_pb2.MemoryCounters, _Mapping]] = ..., swapped_requests: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[_memory_pb2.ExecutorMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[_memory_pb2.TenantMemory, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[TenantShare, _Mapping]]] = ..., step_tokens: _Optional[_Union[StepTokens, _Mapping]] = ...) -> None: ...
 
 class TenantShare(_message.Message):
     __slots__ = ("tenant", "executor", "referenced_device_blocks", "cached_device_blocks", "referenced_host_blocks", "cached_host_blocks", "running_requests", "waiting_requests", "swapped_requests", "batch_sequences", "batch_prefill_tokens", "batch_decode_tokens")
@@ -284,6 +286,14 @@ class TenantShare(_message.Message):
     batch_prefill_tokens: int
     batch_decode_tokens: int
     def __init__(self, tenant: _Optional[str] = ..., executor: _Optional[str] = ..., referenced_device_blocks: _Optional[int] = ..., cached_device_blocks: _Optional[int] = ..., referenced_host_blocks: _Optional[int] = ..., cached_host_blocks: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., swapped_requests: _Optional[int] = ..., batch_sequences: _Optional[int] = ..., batch_prefill_tokens: _Optional[int] = ..., batch_decode_tokens: _Optional[int] = ...) -> None: ...
+
+class StepTokens(_message.Message):
+    __slots__ = ("counts", "total")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    total: int
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class WatchMemoryRequest(_message.Message):
     __slots__ = ("interval",)

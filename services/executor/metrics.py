@@ -8,12 +8,9 @@ from dataclasses import asdict
 from prometheus_client.core import Metric
 
 from executor.executor import Executor
+from services.telemetry import step_buckets
 from services.telemetry.histogram import Histogram
 from services.telemetry.metrics import Metrics
-
-_STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 _METRICS = Metrics("octavo_executor_", {})
 
@@ -29,9 +26,9 @@ class ExecutorMetrics:
     def __init__(self) -> None:
         self.load_seconds = 0.0
         self.failed_steps = 0
-        self._step_seconds = Histogram(_STEP_SECONDS)
-        self._step_tokens = Histogram(_STEP_TOKENS)
-        self._step_sequences = Histogram(_STEP_SEQUENCES)
+        self._step_seconds = Histogram(step_buckets.SECONDS)
+        self._step_tokens = Histogram(step_buckets.TOKENS)
+        self._step_sequences = Histogram(step_buckets.SEQUENCES)
         self._prefill_tokens = 0
         self._decode_tokens = 0
         self._copied_blocks = 0

@@ -22,6 +22,7 @@ from services.gateway.http.server import HttpServer
 from services.gateway.kserve.servicer import SERVICE as INFERENCE_SERVICE
 from services.gateway.kserve.servicer import InferenceServicer
 from services.gateway.metrics.calls import CallMetrics
+from services.gateway.metrics.gateway_metrics import GatewayMetrics
 from services.gateway.monitoring.monitoring import Monitoring
 from services.gateway.monitoring.servicer import SERVICE as MONITORING_SERVICE
 from services.gateway.monitoring.servicer import MonitoringServicer
@@ -34,6 +35,7 @@ from services.rpc.channel import connector
 from services.rpc.server import RpcServer
 from services.state.store import StateUnavailable, open_store
 from services.state.token_log import TokenLogLimits
+from services.telemetry.metrics_server import MetricsServer
 from services.telemetry.tracing import make_tracing
 
 # So many cost a core some percent of its time.
@@ -107,7 +109,17 @@ class GatewayService:
             engine = self._vllm_servicer(calls.speaking("vllm"), self._backends, viewers, self._monitoring, count)
             handlers.append(engine.handlers())
         self._server.grpc.add_generic_rpc_handlers(handlers)
+        self._exposition = GatewayMetrics(
+            self._config.model_name,
+            self._call_metrics,
+            self._backends,
+            self._logs,
+            lambda: self._store.available,
+            lambda: self._door.feed.directory.names,
+        ).exposition()
+        self._metrics_server = MetricsServer(self._config, self._exposition)
         await self._server.start()
+        await self._metrics_server.start()
         if self._http is not None:
             await self._http.start(self._routes(self._http))
 
@@ -165,6 +177,7 @@ class GatewayService:
         await self.flush_token_logs()
         await self._door.close()
         await self._store.close()
+        await self._metrics_server.stop()
         self._tracing.shutdown()
 
     async def _stop_servers(self, grace: float) -> None:

@@ -150,6 +150,17 @@ class TokenLogs:
         self._something = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         self._num_rounds = 0
+        self._behind_since: float | None = None
+
+    @property
+    def lag(self) -> float:
+        """Seconds for which something has been waiting for a store that does not take it."""
+        return 0.0 if self._behind_since is None else asyncio.get_running_loop().time() - self._behind_since
+
+    @property
+    def num_unwritten(self) -> int:
+        """Requests that have something new."""
+        return len(self._dirty)
 
     def open(
         self,
@@ -233,11 +244,14 @@ class TokenLogs:
         async with self._one_at_a_time:
             batch = list(self._dirty)
             self._dirty.clear()
+            if batch and self._behind_since is None:
+                self._behind_since = asyncio.get_running_loop().time()
             try:
                 await self._write(batch)
             except BaseException:
                 self._dirty.update(dict.fromkeys(batch))
                 raise
+            self._behind_since = None
 
     async def _write(self, batch: Sequence[RequestLog]) -> None:
         # A name that was used again since belongs to the later request.

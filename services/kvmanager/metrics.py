@@ -6,16 +6,12 @@ from collections import Counter
 
 from kvmanager.request_times import RequestTimes
 from kvmanager.step import StepBatch
+from services.telemetry import step_buckets
 from services.telemetry.histogram import Histogram
-
-STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Bounds of the tokens of a step, which are those of dashboards made for vLLM."""
 
 ANSWERED = "ANSWERED"
 """How a request ended whose answer is complete, among the reasons of errors."""
 
-_STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _REQUEST_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
@@ -39,8 +35,8 @@ class DriverMetrics:
         self.decode_tokens = 0
         self.planning_seconds = 0.0
         self.applying_seconds = 0.0
-        self.step_tokens = Histogram(STEP_TOKENS)
-        self.step_sequences = Histogram(_STEP_SEQUENCES)
+        self.step_tokens = Histogram(step_buckets.TOKENS)
+        self.step_sequences = Histogram(step_buckets.SEQUENCES)
         self.step_seconds: dict[str, Histogram] = {}
         self.queue_time = Histogram(_REQUEST_SECONDS)
         self.prefill_time = Histogram(_REQUEST_SECONDS)
@@ -87,7 +83,7 @@ class DriverMetrics:
     def attached(self, executor: str) -> None:
         """An executor is there."""
         self.executors_attached += 1
-        self.step_seconds[executor] = Histogram(_STEP_SECONDS)
+        self.step_seconds[executor] = Histogram(step_buckets.SECONDS)
 
     def detached(self, executor: str, *, lost: bool) -> None:
         """It isn't any more."""

@@ -81,7 +81,10 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
         driver = (await self._term(context)).driver
         if driver.manager.capacity is None:
             await abort(context, RpcError(grpc.StatusCode.UNAVAILABLE, "no executor is connected", "UNAVAILABLE"))
-        return encode_memory_map(driver.manager, driver.bytes_per_block, request.include_blocks)
+        message = encode_memory_map(driver.manager, driver.bytes_per_block, request.include_blocks)
+        steps = driver.metrics.step_tokens
+        message.step_tokens.CopyFrom(kvmanager_pb2.StepTokens(counts=steps.counts, total=round(steps.total)))
+        return message
 
     async def WatchMemory(
         self, request: kvmanager_pb2.WatchMemoryRequest, context: Context

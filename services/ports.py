@@ -27,6 +27,22 @@ def bind(host: str, port: int) -> socket.socket:
     return held
 
 
+def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
+    """A socket that listens, for an event loop to accept from.
+
+    Raises:
+        ConfigError: As `bind`.
+    """
+    held = bind(host, port)
+    held.setblocking(False)
+    try:
+        held.listen(backlog)
+    except OSError as error:
+        held.close()
+        raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
+    return held
+
+
 def check_free(host: str, port: int) -> None:
     """Refuses a port that another process has.
 

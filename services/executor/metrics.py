@@ -41,6 +41,8 @@ class ExecutorMetrics:
         Args:
             row_num_tokens: Tokens that were computed for each sequence; a single one counts as decoded.
         """
+        if not row_num_tokens:  # it only ends something
+            return
         num_rows, num_tokens = len(row_num_tokens), sum(row_num_tokens)
         num_decodes = row_num_tokens.count(1)
         self._step_seconds.observe(seconds)

@@ -17,6 +17,7 @@ from services.gateway.answers import Answers
 from services.gateway.backends import Backends
 from services.gateway.calls import Calls
 from services.gateway.door import Door
+from services.gateway.http.metrics import metrics_routes
 from services.gateway.http.probes import Status, probe_routes
 from services.gateway.http.server import HttpServer
 from services.gateway.kserve.servicer import SERVICE as INFERENCE_SERVICE
@@ -132,7 +133,7 @@ class GatewayService:
         def status() -> Status:
             return Status(self._backends.ready, http.draining, self._store.available)
 
-        return [*probe_routes(status)]
+        return [*probe_routes(status), *metrics_routes(self._exposition, self._door.viewers)]
 
     async def run(self) -> None:
         await asyncio.gather(

@@ -50,11 +50,13 @@ class DriverMetrics:
 
     def sent(self, batch: StepBatch, seconds: float) -> None:
         """A step was sent, and took so long to plan and to write."""
+        self.planning_seconds += seconds
+        if not batch.row_sequence_ids:  # it only ends something
+            return
         num_decodes = batch.num_decodes
         prefill_tokens = sum(batch.row_num_tokens[num_decodes:])
         self.decode_tokens += num_decodes
         self.prefill_tokens += prefill_tokens
-        self.planning_seconds += seconds
         self.step_tokens.observe(num_decodes + prefill_tokens)
         self.step_sequences.observe(len(batch.row_sequence_ids))
 

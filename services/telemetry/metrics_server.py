@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from services.config import ServiceConfig, join_address
-from services.ports import bind
+from services.ports import listen
 from services.telemetry.metrics import Exposition
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class MetricsServer:
             return
         from services.telemetry.metrics_app import MetricsApp  # only who wants the web server pays for it
 
-        held = bind(self._host, self._port)
+        held = listen(self._host, self._port)
         self._app = MetricsApp(self._exposition)
         self._serving = asyncio.ensure_future(self._app.serve([held]))
         log.info("listening for Prometheus", extra={"address": join_address(self._host, held.getsockname()[1])})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Sequence
 from email.utils import formatdate
 
@@ -15,12 +14,12 @@ from starlette.routing import BaseRoute
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from services.config import ConfigError, GatewayConfig, join_address
+from services.config import GatewayConfig, join_address
 from services.gateway.http.draining import Draining
 from services.gateway.http.errors import exception_handlers
 from services.gateway.http.requests import BodyLimit
 from services.gateway.http.tls import ServerContext
-from services.ports import bind
+from services.ports import listen
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class HttpServer:
         Raises:
             ConfigError: the port is in use, or the host is not this machine's.
         """
-        held = _listen(self._config.host, self._config.http_port)
+        held = listen(self._config.host, self._config.http_port, _BACKLOG)
         self._draining.app = Starlette(
             routes=routes,
             middleware=[Middleware(BodyLimit, self._config.max_message_bytes)],
@@ -127,14 +126,3 @@ class HttpServer:
 
     def _tell_time(self) -> None:
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    held = bind(host, port)
-    held.setblocking(False)
-    try:
-        held.listen(_BACKLOG)
-    except OSError as error:
-        held.close()
-        raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
-    return held

@@ -32,9 +32,8 @@ def stacks(processes: Processes, model: Path) -> Iterator[list[Stack]]:
 
 @pytest.fixture(scope="module")
 def smg(processes: Processes, stacks: list[Stack]) -> Iterator[Smg]:
-    gateways = [stack.gateway for stack in stacks]
-    router = Smg(processes, gateways)
-    router.start(gateways)
+    router = Smg(processes, [stack.gateway.address for stack in stacks])
+    router.start()
     yield router
     router.close()
 
@@ -110,9 +109,9 @@ def test_requests_go_where_their_prefix_is_cached(client: openai.OpenAI, smg: Sm
     """Though the router has never seen it: KV events tell it."""
     for number, stack in enumerate([*stacks, *stacks]):
         conversation = [{"role": "user", "content": f"{number} Leaves are gathered, sewn and bound; " * 6}]
-        known = smg.known_blocks(stack.gateway)
+        known = smg.known_blocks(stack.gateway.address)
         stack.caller.generate(conversation, max_tokens=1)
-        eventually(lambda: smg.known_blocks(stack.gateway) > known, what="smg knows the new blocks")  # noqa: B023
+        eventually(lambda: smg.known_blocks(stack.gateway.address) > known, what="smg knows the new blocks")  # noqa: B023
         before = [each.memory_map().counters.cached_prompt_tokens for each in stacks]
         usage = chat(client, conversation).usage
         assert usage.prompt_tokens_details.cached_tokens >= usage.prompt_tokens * 0.8
@@ -124,13 +123,17 @@ def test_requests_go_where_their_prefix_is_cached(client: openai.OpenAI, smg: Sm
 def test_a_new_kv_manager_s_cache_is_learned_anew(client: openai.OpenAI, smg: Smg, stacks: list[Stack]) -> None:
     """It adopts what the executor holds, and the router hears of that."""
     one = stacks[0]
-    chat(client, MESSAGES)
+
+    def knows_all() -> bool:
+        return smg.known_blocks(one.gateway.address) == one.memory_map().cached_blocks > 0
+
+    one.caller.generate("something that is cached " * 4, max_tokens=1)
     one.wait_until_idle()
-    eventually(lambda: smg.known_blocks(one.gateway) == one.memory_map().cached_blocks, what="smg knows all blocks")
+    eventually(knows_all, what="smg knows all blocks")
     one.kvmanager.kill()
-    eventually(lambda: smg.known_blocks(one.gateway) == 0, what="smg has forgotten the blocks")
+    eventually(lambda: smg.known_blocks(one.gateway.address) == 0, what="smg has forgotten the blocks")
     one.kvmanager.start()
     one.kvmanager.wait_until_serving()
     one.wait_for_executors(one.executor)
     one.wait_until_idle()
-    eventually(lambda: smg.known_blocks(one.gateway) == one.memory_map().cached_blocks > 0, what="all are known again")
+    eventually(knows_all, what="smg knows the blocks again")

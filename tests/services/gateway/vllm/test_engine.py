@@ -108,6 +108,12 @@ async def test_without_streaming_there_is_only_the_end(model: Path) -> None:
     assert list(response.complete.output_ids) == ids("abc")
 
 
+async def test_a_call_s_deadline_is_the_request_s(model: Path) -> None:
+    async with engine(model, one_answer) as made:
+        [response async for response in made.stub.Generate(request(), timeout=50)]
+        assert 0 < made.bench.submission.timeout_us <= 60e6
+
+
 async def test_a_text_is_tokenized(model: Path) -> None:
     async with engine(model, one_answer) as made:
         (response,) = await made.generate(vllm.GenerateRequest(request_id="r", text="abcd"))

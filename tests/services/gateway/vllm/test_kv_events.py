@@ -208,9 +208,14 @@ async def test_who_comes_back_begins_anew(model: Path) -> None:
     assert (error.status, error.field) == (grpc.StatusCode.OUT_OF_RANGE, "start_sequence_number")
 
 
-async def test_no_tenant_hears_what_others_ask(model: Path) -> None:
+async def test_no_tenant_hears_what_others_ask_but_the_operator_does(model: Path, tmp_path: Path) -> None:
+    key_file = tmp_path / "operator.key"
+    key_file.write_text("a-key-of-the-operator-s-own-0123456789")
     kvmanager = KVManagerWithEvents("one", stored(1))
-    async with serving(kvmanager) as inner, gateway(model, kvmanager, inner, trusted_identity=True) as bench:
+    settings = {"trusted_identity": True, "operator_key_file": str(key_file)}
+    async with serving(kvmanager) as inner, gateway(model, kvmanager, inner, **settings) as bench:
+        async with reading(bench.address, metadata=[("authorization", f"Bearer {key_file.read_text()}")]) as operator:
+            await operator.until(1)
         async with reading(bench.address, metadata=[("octavo-tenant", "acme")]) as reader:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await reader.call.read()

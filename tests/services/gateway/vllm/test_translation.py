@@ -25,6 +25,7 @@ from services.gateway.vllm.requests import decode_request
 from services.gateway.vllm.sampling import decode_sampling
 from services.gateway.vllm.tokenizer_bundle import CHUNK_BYTES, chunks, tokenizer_bundle
 from services.rpc.columns import pack_int32
+from tests.gateway.test_gguf_tokenizer import sentencepiece_values, write
 from tests.services.gateway.gateway_bench import save_bytes_tokenizer
 
 # --- Requests -------------------------------------------------------------------------------------------------------
@@ -184,6 +185,21 @@ def test_a_folder_s_tokenizer_is_the_same_elsewhere(tmp_path: Path) -> None:
     copy = tokenizers.Tokenizer.from_file(str(tmp_path / "copy" / "tokenizer.json"))
     for text in TEXTS:
         assert copy.encode(text).ids == tokenizer.encode(text)
+
+
+def test_a_gguf_file_s_tokenizer_is_one_that_others_can_load(tmp_path: Path) -> None:
+    """Such a file has no tokenizer.json: what is sent was made from its metadata."""
+    values = sentencepiece_values() | {"chat_template": "{{ messages[0].content }}"}
+    tokenizer = load_tokenizer(write(tmp_path / "model.gguf", **values))
+    config = unpacked(tokenizer_bundle(tokenizer), tmp_path / "copy")
+    assert config["chat_template"] == "{{ messages[0].content }}"
+    assert (config["bos_token"], config["eos_token"], config["unk_token"]) == ("<s>", "</s>", "<unk>")
+    assert json.loads((tmp_path / "copy" / "generation_config.json").read_text()) == {"eos_token_id": [2]}
+    copy = tokenizers.Tokenizer.from_file(str(tmp_path / "copy" / "tokenizer.json"))
+    for text in ("the cab", " a  b", "häuser 🙂", "abc<|tool|>bab</s>"):
+        token_ids = tokenizer.encode(text)
+        assert copy.encode(text).ids == token_ids
+        assert copy.decode(token_ids) == tokenizer.decode(token_ids)
 
 
 def test_the_bundle_comes_in_chunks_of_which_the_last_has_the_fingerprint(tmp_path: Path) -> None:

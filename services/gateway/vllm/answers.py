@@ -14,6 +14,9 @@ ABORTED = "abort"
 
 _REASONS = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
 
+INCOMPLETE = "\ufffd"
+"""What a character looks like of which a part is missing."""
+
 Decode = Callable[[Sequence[int]], str]
 """The text of tokens, as stop strings are looked for in it."""
 
@@ -95,15 +98,23 @@ class Answer:
         """What ended a sequence, unless that is an end-of-sequence token of the model's own."""
         if complete.finish_reason != _REASONS[common_pb2.FINISH_REASON_STOP] or not complete.output_ids:
             return
-        sampling = self._request.sampling_params
-        if sampling.stop:
-            text = self._decode(complete.output_ids)
-            found = [stop for stop in sampling.stop if stop in text]
-            if found:
-                complete.matched_stop_str = min(found, key=text.find)
-                return
-        if complete.output_ids[-1] in sampling.stop_token_ids:
+        stop = self._stop_string(complete.output_ids)
+        if stop:
+            complete.matched_stop_str = stop
+        elif complete.output_ids[-1] in self._request.sampling_params.stop_token_ids:
             complete.matched_token_id = complete.output_ids[-1]
+
+    def _stop_string(self, token_ids: Sequence[int]) -> str:
+        """The stop string that the last token completes, or nothing: the first one, and of those that end together the
+        longest, as in `gateway.stop_strings`."""
+        stops = self._request.sampling_params.stop
+        if not stops:
+            return ""
+        text = self._decode(token_ids)
+        start = len(self._decode(token_ids[:-1]).rstrip(INCOMPLETE))
+        places = [(text.find(stop, max(0, start - len(stop) + 1)), stop) for stop in stops]
+        completed = [(place + len(stop), -len(stop), stop) for place, stop in places if place >= 0]
+        return min(completed)[2] if completed else ""
 
     def _logprobs(
         self, token_ids: Iterable[int], logprobs: Sequence[common_pb2.TokenLogprobs]

@@ -35,9 +35,9 @@ def decode_request(
     Raises:
         InvalidArgument: something is asked for that is not to be had.
     """
-    for name, why in _NOT_HERE.items():
-        if any(field.name == name for field, _ in message.ListFields()):
-            raise InvalidArgument(name, why)
+    for field, _ in message.ListFields():
+        if field.name in _NOT_HERE:
+            raise InvalidArgument(field.name, _NOT_HERE[field.name])
     if message.data_parallel_rank:
         raise InvalidArgument("data_parallel_rank", f"there is rank 0 alone, not {message.data_parallel_rank}")
     token_ids = _prompt(message, encode)

@@ -26,9 +26,9 @@ class RunningGeneration:
 
     def abort(self) -> None:
         """Ends the answer where it is."""
-        self._aborted = True
-        if self._task is not None:
+        if self._task is not None and not self._aborted:
             self._task.cancel()
+        self._aborted = True
 
     async def send(self, responses: AsyncGenerator[inference_pb2.GenerateResponse, None], answer: Answer) -> None:
         """Answers the call with these responses, and with the answer's end as far as it has come where it is aborted.

@@ -34,6 +34,9 @@ from tests.services.gateway.gateway_bench import (
 )
 from tests.services.scripted_kvmanager import MODEL, Script, end, eventually, refusal, tokens
 
+O_UMLAUT = ids("Ã¶")
+"""The letter's two bytes, as the vocabulary spells them."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -155,15 +158,25 @@ async def test_log_probabilities_come_with_their_tokens(model: Path) -> None:
         ] * 2
 
 
-async def test_a_stop_string_ends_the_answer_and_is_named(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("stops", "min_tokens", "text", "matched"),
+    [
+        (["two", "end", "nd"], 0, "one,end", "end"),
+        (["one", "end"], 5, "one,end", "end"),
+        (["ö"], 0, "one,end,ö", "ö"),
+    ],
+)
+async def test_a_stop_string_ends_the_answer_and_is_named(
+    model: Path, stops: list[str], min_tokens: int, text: str, matched: str
+) -> None:
     def script(submission: kvmanager_pb2.Submission) -> list[kvmanager_pb2.AttachResponse]:
-        return [tokens(submission, ids("one,end,two")), end(submission)]
+        return [tokens(submission, [*ids("one,end,"), *O_UMLAUT, *ids("two")]), end(submission)]
 
     async with engine(model, script) as made:
-        (response,) = await made.generate(request(stream=False, stop=["two", "end", "nd"]))
+        (response,) = await made.generate(request(stream=False, stop=stops, min_tokens=min_tokens))
         assert [abort.sequence_index for abort in made.bench.kvmanager.aborts] == [0]
-    assert text_of(response.complete.output_ids) == "one,end"
-    assert (response.complete.finish_reason, response.complete.matched_stop_str) == ("stop", "end")
+    assert text_of(response.complete.output_ids) == text
+    assert (response.complete.finish_reason, response.complete.matched_stop_str) == ("stop", matched)
 
 
 async def test_a_stop_token_is_named_but_not_the_model_s_own(model: Path) -> None:
@@ -181,7 +194,7 @@ async def test_a_stop_token_is_named_but_not_the_model_s_own(model: Path) -> Non
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    return "".join(ALPHABET[token_id] for token_id in token_ids)
+    return "".join(ALPHABET[token_id] for token_id in token_ids).replace("Ã¶", "ö")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +258,7 @@ async def test_an_aborted_stream_ends_with_what_there_is(model: Path) -> None:
     async with engine(model, first_word) as made:
         call = made.stub.Generate(request(n=2))
         assert list((await call.read()).chunk.token_ids) == ids("ab")
-        await made.stub.Abort(vllm.AbortRequest(request_ids=["unknown", "r"]))
+        await made.stub.Abort(vllm.AbortRequest(request_ids=["unknown", "r", "r"]))
         rest = await read_all(call)
         assert await call.code() is grpc.StatusCode.OK
         await eventually(lambda: made.bench.kvmanager.aborts)

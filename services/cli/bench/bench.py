@@ -180,7 +180,7 @@ def _open_target(server: ClientOptions, options: TargetOptions) -> Target:
         try:
             from services.cli.bench.openai_target import OpenAITarget
         except ModuleNotFoundError as error:
-            if error.name != "httpx":
+            if error.name != "aiohttp":
                 raise
             raise CommandError(
                 "octavo bench --url needs one more package: pip install 'octavo[bench]'", UNUSABLE

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import aiohttp
 
 from services.cli.bench.target import Arrived, Model, RequestFailed, TargetUnusable, Usage
 from services.cli.bench.workload import Request
 
 _CONNECT_SECONDS = 10.0
 _MESSAGE_LENGTH = 200
-_DONE = "[DONE]"
+_LONGEST_LINE = 1 << 22
+_QUICK = aiohttp.ClientTimeout(total=_CONNECT_SECONDS)
+# Of a connection that can't be made, breaks, or takes too long to be made.
+_FAILURES = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+_DONE = b"[DONE]"
 
 
 class OpenAITarget:
@@ -41,25 +46,22 @@ class OpenAITarget:
         self._model = model
         self._fields = fields
         self._chat = chat
-        self._client = httpx.AsyncClient(
-            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
-            verify=True if tls is None else tls,
-            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,  # a proxy would be measured, too
-        )
+        self._api_key = api_key
+        self._tls = tls
+        self._open_session: aiohttp.ClientSession | None = None
 
     async def model(self) -> Model:
         try:
-            response = await self._client.get(f"{self._url}/models", timeout=_CONNECT_SECONDS)
-        except httpx.HTTPError as error:
+            async with self._session.get(f"{self._url}/models", timeout=_QUICK) as response:
+                status, body = response.status, await response.read()
+        except _FAILURES as error:
             raise TargetUnusable(_describe(error)) from error
-        if response.is_error:
-            if self._model and response.status_code in (404, 405, 501):
+        if status >= 400:
+            if self._model and status in (404, 405, 501):
                 return Model(self._model)  # not every server lists its models
-            raise TargetUnusable(f"{response.status_code}: {_message(response.content)}")
+            raise TargetUnusable(f"{status}: {_message(body)}")
         try:
-            names = [str(each["id"]) for each in response.json()["data"]]
+            names = [str(each["id"]) for each in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise TargetUnusable("/models gave no list of models; say --model NAME") from error
         if self._model not in ("", *names) or not (self._model or names):
@@ -70,19 +72,32 @@ class OpenAITarget:
     async def send(self, request: Request, arrived: Arrived) -> Usage:
         usage, complete = Usage(), False
         try:
-            async with self._client.stream("POST", self._path, json=self._body(request)) as response:
-                if response.is_error:
-                    raise RequestFailed(f"HTTP {response.status_code}", _message(await response.aread()))
+            async with self._session.post(self._path, json=self._body(request)) as response:
+                if response.status >= 400:
+                    raise RequestFailed(f"HTTP {response.status}", _message(await response.read()))
                 async for chunk in _events(response):
                     complete |= _is_end(chunk)
                     if _has_text(chunk):
                         arrived(1)
                     usage = _usage(chunk) or usage
-        except httpx.HTTPError as error:
+        except _FAILURES as error:
             raise RequestFailed("connection", _describe(error)) from error
         if not complete:
             raise RequestFailed("broken off", "the stream ended without a finish reason")
         return usage
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Made where it is first needed, as it belongs to the event loop there. Proxies that the environment names are
+        not used: they would be measured, too."""
+        if self._open_session is None:
+            self._open_session = aiohttp.ClientSession(
+                headers={} if self._api_key is None else {"authorization": f"Bearer {self._api_key}"},
+                connector=aiohttp.TCPConnector(limit=0, ssl=True if self._tls is None else self._tls),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+                read_bufsize=_LONGEST_LINE,
+            )
+        return self._open_session
 
     @property
     def _path(self) -> str:
@@ -96,29 +111,28 @@ class OpenAITarget:
         return body | {"prompt": request.prompt}
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._open_session is not None:
+            await self._open_session.close()
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """The JSON of each server-sent event.
 
     Raises:
         RequestFailed: An event tells of an error, or is no JSON.
     """
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
-            continue
+    async for line in response.content:
         data = line[5:].strip()
-        if data == _DONE:
-            return
+        if not line.startswith(b"data:") or data == _DONE:
+            continue  # to the end, so that the next request can have the connection
         try:
             chunk = json.loads(data)
         except ValueError as error:
-            raise RequestFailed("not OpenAI's", f"an event is no JSON: {data[:_MESSAGE_LENGTH]!r}") from error
+            raise RequestFailed("not OpenAI's", f"an event is no JSON: {_text(data)!r}") from error
         if not isinstance(chunk, dict):
-            raise RequestFailed("not OpenAI's", f"an event is no object: {data[:_MESSAGE_LENGTH]!r}")
+            raise RequestFailed("not OpenAI's", f"an event is no object: {_text(data)!r}")
         if chunk.get("error"):
-            raise RequestFailed("error in the stream", _message(data.encode()))
+            raise RequestFailed("error in the stream", _message(data))
         yield chunk
 
 
@@ -144,7 +158,7 @@ def _usage(chunk: dict[str, Any]) -> Usage | None:
 
 def _message(body: bytes) -> str:
     """What an error's body says to people."""
-    text = body.decode("utf-8", "replace")
+    text = _text(body)
     try:
         error = json.loads(text)
         error = error.get("error", error)
@@ -154,5 +168,9 @@ def _message(body: bytes) -> str:
     return " ".join(str(text).split())[:_MESSAGE_LENGTH]
 
 
-def _describe(error: httpx.HTTPError) -> str:
+def _text(data: bytes) -> str:
+    return data[: 10 * _MESSAGE_LENGTH].decode("utf-8", "replace")
+
+
+def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__

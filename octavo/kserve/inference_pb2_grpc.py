@@ -59,6 +59,11 @@ class GRPCInferenceServiceStub:
                 request_serializer=octavo_dot_kserve_dot_inference__pb2.ModelMetadataRequest.SerializeToString,
                 response_deserializer=octavo_dot_kserve_dot_inference__pb2.ModelMetadataResponse.FromString,
                 _registered_method=True)
+        self.ModelConfig = channel.unary_unary(
+                '/inference.GRPCInferenceService/ModelConfig',
+                request_serializer=octavo_dot_kserve_dot_inference__pb2.ModelConfigRequest.SerializeToString,
+                response_deserializer=octavo_dot_kserve_dot_inference__pb2.ModelConfigResponse.FromString,
+                _registered_method=True)
         self.ModelInfer = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelInfer',
                 request_serializer=octavo_dot_kserve_dot_inference__pb2.ModelInferRequest.SerializeToString,
@@ -109,6 +114,13 @@ class GRPCInferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ModelConfig(self, request, context):
+        """Triton's extension: the same in more detail, and whether a request can have several responses. NOT_FOUND: as above.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ModelInfer(self, request, context):
         """One response to one request. Errors as of octavo.v1.GenerationService.Generate.
         """
@@ -151,6 +163,11 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelMetadata,
                     request_deserializer=octavo_dot_kserve_dot_inference__pb2.ModelMetadataRequest.FromString,
                     response_serializer=octavo_dot_kserve_dot_inference__pb2.ModelMetadataResponse.SerializeToString,
+            ),
+            'ModelConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.ModelConfig,
+                    request_deserializer=octavo_dot_kserve_dot_inference__pb2.ModelConfigRequest.FromString,
+                    response_serializer=octavo_dot_kserve_dot_inference__pb2.ModelConfigResponse.SerializeToString,
             ),
             'ModelInfer': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelInfer,
@@ -298,6 +315,33 @@ class GRPCInferenceService:
             '/inference.GRPCInferenceService/ModelMetadata',
             octavo_dot_kserve_dot_inference__pb2.ModelMetadataRequest.SerializeToString,
             octavo_dot_kserve_dot_inference__pb2.ModelMetadataResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/ModelConfig',
+            octavo_dot_kserve_dot_inference__pb2.ModelConfigRequest.SerializeToString,
+            octavo_dot_kserve_dot_inference__pb2.ModelConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,18 +9,19 @@ from typing import Any
 from gateway.request import GenerationRequest, TextPrompt
 from octavo.kserve import inference_pb2
 from services.gateway.kserve.errors import invalid, not_found
-from services.gateway.kserve.settings import SETTINGS, Settings, decode_settings
+from services.gateway.kserve.settings import Settings, decode_settings
 from services.gateway.kserve.tensors import Tensor, decode_inputs
 from services.gateway.kserve.values import as_text
 
 TEXT_INPUT = "text_input"
+TEXT_DATATYPE = "BYTES"
+
 TEXT_OUTPUT = "text_output"
 FINISH_REASON = "finish_reason"
 CUMULATIVE_LOGPROB = "cumulative_logprob"
 NUM_INPUT_TOKENS = "num_input_tokens"
 NUM_OUTPUT_TOKENS = "num_output_tokens"
 
-INPUTS = {TEXT_INPUT: "BYTES", **{name: setting.datatype for name, setting in SETTINGS.items()}}
 OUTPUTS = {
     TEXT_OUTPUT: "BYTES",
     FINISH_REASON: "BYTES",
@@ -29,7 +30,6 @@ OUTPUTS = {
     NUM_OUTPUT_TOKENS: "UINT32",
 }
 """Names and datatypes."""
-
 VERSION = "1"
 """The only one of every model."""
 
@@ -130,8 +130,8 @@ def check_version(field: str, version: str) -> None:
 
 
 def _texts(tensor: Tensor) -> list[str]:
-    if tensor.datatype != INPUTS[TEXT_INPUT]:
-        raise invalid(TEXT_INPUT, f"datatype must be {INPUTS[TEXT_INPUT]}, is {tensor.datatype}")
+    if tensor.datatype != TEXT_DATATYPE:
+        raise invalid(TEXT_INPUT, f"datatype must be {TEXT_DATATYPE}, is {tensor.datatype}")
     if len(tensor.shape) > 2 or tensor.shape[1:] not in ((), (1,)):
         raise invalid(TEXT_INPUT, f"shape must be [prompts] or [prompts, 1], is {list(tensor.shape)}")
     return [as_text(TEXT_INPUT, each) for each in tensor.values]

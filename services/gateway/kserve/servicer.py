@@ -13,18 +13,17 @@ from google.protobuf.message import Message
 
 from octavo.kserve import inference_pb2
 from services.gateway.calls import Calls
+from services.gateway.kserve.description import PLATFORM, model_config, model_metadata
 from services.gateway.kserve.errors import not_found
 from services.gateway.kserve.inference import Inference
 from services.gateway.kserve.merged_stream import MergedStream
-from services.gateway.kserve.requests import INPUTS, OUTPUTS, VERSION, check_version, decode_request
+from services.gateway.kserve.requests import VERSION, check_version, decode_request
 from services.gateway.servicer import metadata_of
 from services.rpc.parsing import parse
 from services.rpc.server import Context, RpcServer
 from services.rpc.status import RpcError, abort
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-
-_NAME = "octavo"
 
 
 class InferenceServicer:
@@ -48,6 +47,7 @@ class InferenceServicer:
             "ModelReady": self._unary(self.model_ready),
             "ServerMetadata": self._unary(self.server_metadata),
             "ModelMetadata": self._unary(self.model_metadata),
+            "ModelConfig": self._unary(self.model_config),
             "ModelInfer": self._unary(self.model_infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
                 self.model_stream_infer, response_serializer=_serialize
@@ -75,7 +75,9 @@ class InferenceServicer:
         return inference_pb2.ServerReadyResponse(ready=self._calls.ready)
 
     async def server_metadata(self, data: bytes, context: Context) -> inference_pb2.ServerMetadataResponse:
-        return inference_pb2.ServerMetadataResponse(name=_NAME, version=version("octavo"))
+        return inference_pb2.ServerMetadataResponse(
+            name=PLATFORM, version=version("octavo"), extensions=["model_configuration"]
+        )
 
     # Questions about the model
 
@@ -87,19 +89,18 @@ class InferenceServicer:
 
     async def model_metadata(self, data: bytes, context: Context) -> inference_pb2.ModelMetadataResponse:
         self._calls.identify(metadata_of(context))
-        message = parse(inference_pb2.ModelMetadataRequest, data)
+        return model_metadata(self._model_name(parse(inference_pb2.ModelMetadataRequest, data)))
+
+    async def model_config(self, data: bytes, context: Context) -> inference_pb2.ModelConfigResponse:
+        self._calls.identify(metadata_of(context))
+        return model_config(self._model_name(parse(inference_pb2.ModelConfigRequest, data)))
+
+    def _model_name(self, asked: inference_pb2.ModelMetadataRequest | inference_pb2.ModelConfigRequest) -> str:
         model_name = self._calls.gateway.model_name
-        if message.name != model_name:
-            raise not_found("name", f"only {model_name!r} is served here, not {message.name!r}")
-        check_version("version", message.version)
-        tensor = inference_pb2.ModelMetadataResponse.TensorMetadata
-        return inference_pb2.ModelMetadataResponse(
-            name=model_name,
-            versions=[VERSION],
-            platform=_NAME,
-            inputs=[tensor(name=name, datatype=datatype, shape=[-1]) for name, datatype in INPUTS.items()],
-            outputs=[tensor(name=name, datatype=datatype, shape=[-1]) for name, datatype in OUTPUTS.items()],
-        )
+        if asked.name != model_name:
+            raise not_found("name", f"only {model_name!r} is served here, not {asked.name!r}")
+        check_version("version", asked.version)
+        return model_name
 
     # Generating
 

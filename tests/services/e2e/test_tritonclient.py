@@ -28,7 +28,7 @@ def test_triton_s_client(stack: Stack) -> None:
 
     asked = told["ask"]
     assert (asked["live"], asked["ready"], asked["model_ready"], asked["other_ready"]) == (True, True, True, False)
-    assert asked["server"] == "octavo"
+    assert (asked["server"], asked["decoupled"]) == ("octavo", True)
     assert {"text_input", "stream", "sampling_parameters"} <= set(asked["inputs"])
     assert (asked["id"], asked["texts"], asked["num_tokens"]) == ("all", expected, [24] * len(PROMPTS))
     assert asked["refusal"].startswith("StatusCode.INVALID_ARGUMENT max_tokens: must be at least 1")

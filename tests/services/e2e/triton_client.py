@@ -55,6 +55,7 @@ def ask(client: Any, model: str, prompts: list[str]) -> dict[str, Any]:
         "other_ready": client.is_model_ready("other"),
         "server": client.get_server_metadata().name,
         "inputs": [each.name for each in client.get_model_metadata(model).inputs],
+        "decoupled": client.get_model_config(model).config.model_transaction_policy.decoupled,
         "id": result.get_response().id,
         "texts": texts(result),
         "num_tokens": result.as_numpy("num_output_tokens").tolist(),

@@ -81,12 +81,16 @@ async def test_what_the_server_says_of_itself_and_its_model(model: Path) -> None
         described = await stub.ModelMetadata(inference_pb2.ModelMetadataRequest(name="m"))
         assert {each.name: each.datatype for each in described.inputs}["text_input"] == "BYTES"
         assert {each.name: each.datatype for each in described.outputs}["text_output"] == "BYTES"
-        call = stub.ModelMetadata(inference_pb2.ModelMetadataRequest(name="other"))
-        assert await error_of(call) == (
-            grpc.StatusCode.NOT_FOUND,
-            "name: only 'm' is served here, not 'other'",
-            "name",
-        )
+        config = (await stub.ModelConfig(inference_pb2.ModelConfigRequest(name="m", version="1"))).config
+        assert [each.name for each in config.input if not each.optional] == ["text_input"]
+        assert [each.name for each in config.input] == [each.name for each in described.inputs]
+        assert config.model_transaction_policy.decoupled
+        for call in (
+            stub.ModelMetadata(inference_pb2.ModelMetadataRequest(name="other")),
+            stub.ModelConfig(inference_pb2.ModelConfigRequest(name="other")),
+        ):
+            message = "name: only 'm' is served here, not 'other'"
+            assert await error_of(call) == (grpc.StatusCode.NOT_FOUND, message, "name")
         made.kvmanager.lose_gateways()
         made.kvmanager.refusal = (grpc.StatusCode.UNAVAILABLE, "NO")
         while (await stub.ModelReady(inference_pb2.ModelReadyRequest(name="m"))).ready:
@@ -235,6 +239,7 @@ async def test_who_is_asking(model: Path) -> None:
             stub.ModelInfer(infer_request()),
             stub.ModelReady(inference_pb2.ModelReadyRequest(name="m")),
             stub.ModelMetadata(inference_pb2.ModelMetadataRequest(name="m")),
+            stub.ModelConfig(inference_pb2.ModelConfigRequest(name="m")),
         ):
             assert (await error_of(call))[0] is grpc.StatusCode.UNAUTHENTICATED
         await stub.ModelInfer(infer_request(), metadata=[("octavo-tenant", "acme"), ("octavo-app", "x")])

@@ -163,6 +163,7 @@ def a_status(number: int = 0, *, running: int = 3, generated: int = 0, tenants: 
                 ),
                 running_requests=each,
                 waiting_requests=1,
+                swapped_requests=4,
             )
             for each in range(1, tenants + 1)
         ],

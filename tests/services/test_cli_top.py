@@ -163,7 +163,7 @@ def test_what_is_on_the_screen() -> None:
         "prefix hits 25.0 % preemptions 7 (2 by swap) waste 3.0 % sharing 1.50x",
         "blocks of 16 tokens, 1 MiB",
         "50.0 % 500 + 300 of 1000 (500 MiB of 1000 MiB)",
-        "tenant-2 2 1 200 10 0 - 500 1",
+        "tenant-2 2 1 4 200 10 0 - 500 1",
         "request-0 tenant-0 running 60/100 16 0/50 10.00 s",
         "waiting 100 16 2/50 12.00 s - 10.0.0.1:50053 not enough free blocks",
         "request-3 tenant-0 ended 100 16 3/50 8.00 s",

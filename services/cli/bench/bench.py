@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import math
 import signal
 import ssl
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from services.cli.bench.lengths import parse_lengths
 from services.cli.bench.live import shown
-from services.cli.bench.load import Load, Record
+from services.cli.bench.load import Load
+from services.cli.bench.outcome import say
 from services.cli.bench.prompts import PromptMaker, text_maker, token_maker
-from services.cli.bench.report import report, save_svg, warnings
 from services.cli.bench.settings import (
     DEFAULT_CONCURRENCY,
     DEFAULT_REQUESTS,
@@ -30,7 +26,7 @@ from services.cli.bench.settings import (
     TargetOptions,
     WorkloadOptions,
 )
-from services.cli.bench.statistics import Slo, Summary, end_to_end, time_per_output_token, time_to_first_token
+from services.cli.bench.statistics import Slo, Summary
 from services.cli.bench.target import Model, Target, TargetUnusable
 from services.cli.bench.traces import TraceRow, read_trace
 from services.cli.bench.workload import (
@@ -47,8 +43,6 @@ from services.cli.options import ClientOptions
 from services.config import ConfigError, read_api_key
 
 T = TypeVar("T")
-
-_STANDARD_OUTPUT = Path("-")
 
 
 def run(
@@ -78,7 +72,7 @@ def run(
     slo = Slo(shown_as.slo_ttft, shown_as.slo_itl, shown_as.slo_e2e)
     summary = Summary.of(done.records, slo, done.lateness)
     title = f"{model.name} on {place}" + (" (interrupted)" if done.interrupted else "")
-    _say(title, summary, done, shown_as, {**asked, "model": model.name})
+    say(title, summary, done, shown_as, {**asked, "model": model.name})
     if done.interrupted:
         return INTERRUPTED
     return 0 if summary.succeeded else REFUSED
@@ -150,7 +144,9 @@ def make_workload(load: LoadOptions, work: WorkloadOptions, trace: list[TraceRow
     )
 
 
-def _arrivals_of(load: LoadOptions, work: WorkloadOptions, trace: list[TraceRow]) -> Any:
+def _arrivals_of(
+    load: LoadOptions, work: WorkloadOptions, trace: list[TraceRow]
+) -> Callable[[], Iterator[float | None]]:
     rate = load.rate
     if rate is not None:
         return lambda: poisson_arrivals(load.seed, rate)
@@ -233,72 +229,3 @@ def _run_async(main: Coroutine[Any, Any, T]) -> T:
     except ImportError:  # not on Windows
         return asyncio.run(main)
     return uvloop.run(main)
-
-
-# What it says
-
-
-def _say(title: str, summary: Summary, load: Load, options: ReportOptions, asked: Mapping[str, Any]) -> None:
-    to_stdout = options.json == _STANDARD_OUTPUT
-    console = Console(stderr=to_stdout, highlight=False, emoji=False)
-    picture = report(title, summary, load.records, console.width)
-    console.print(picture)
-    if summary.errors:
-        for kind, message in _first_messages(load.records).items():
-            console.print(f"{kind}: {message}", style="red", markup=False, soft_wrap=True)
-    if options.plot is not None:
-        _writing("plot", options.plot, lambda: save_svg(str(options.plot), picture))
-    if options.json is not None:
-        text = json.dumps(as_json(summary, load, asked, rows=options.rows), indent=2)
-        if to_stdout:
-            print(text)
-        else:
-            path = options.json
-            _writing("json", path, lambda: path.write_text(text + "\n", "utf-8"))
-
-
-def as_json(summary: Summary, load: Load, asked: Mapping[str, Any], *, rows: bool) -> dict[str, Any]:
-    """Everything for programs. Times in seconds."""
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
-    settings = {name: "inf" if value == math.inf else value for name, value in settings.items()}
-    result = {
-        "settings": settings,
-        "interrupted": load.interrupted,
-        "summary": asdict(summary),
-        "warnings": list(warnings(summary)),
-    }
-    return result | {"requests": [_row(record) for record in load.records]} if rows else result
-
-
-def _row(record: Record) -> dict[str, Any]:
-    return {
-        "index": record.index,
-        "due": record.due,
-        "sent": record.sent,
-        "ended": record.ended,
-        "error": record.error or None,
-        "message": record.message or None,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "output_tokens": record.output_tokens,
-        "ttft": time_to_first_token(record),
-        "tpot": time_per_output_token(record),
-        "e2e": end_to_end(record),
-        "arrivals": record.arrivals,
-    }
-
-
-def _first_messages(records: list[Record]) -> dict[str, str]:
-    """Of each kind of failure what the first one said."""
-    messages: dict[str, str] = {}
-    for record in records:
-        if record.error and record.error != "interrupted":
-            messages.setdefault(record.error, record.message)
-    return messages
-
-
-def _writing(name: str, path: Path, write: Any) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise ConfigError(f"{name}: cannot write {path}: {error.strerror}") from error

@@ -27,6 +27,8 @@ _STATES = {
     pb.REQUEST_STATE_ENDED: ("ended", "bright_black"),
 }
 _LEAST_WIDTH = 60
+# From here on there is room for more columns and numbers.
+_WIDE = 110
 # Of a table, beside its rows: an empty line, the heading, the names of columns. And the least in which two of them fit.
 _TABLE_LINES = 3
 _LEAST_BOTH = 9
@@ -209,7 +211,7 @@ def _memory(status: pb.Status, width: int, most: int | None) -> Iterator[Text]:
 def _pool_line(name: str, pool: Any, bytes_per_block: int, width: int) -> Text:
     used, cached, blocks = pool.referenced_blocks, pool.cached_blocks, pool.num_blocks
     numbers = f" {_percent(used / blocks):>6}  {used} + {cached} of {blocks}"
-    if width >= 100 and bytes_per_block:
+    if width >= _WIDE and bytes_per_block:
         numbers += f"  ({_size(used * bytes_per_block)} of {_size(blocks * bytes_per_block)})"
     room = max(width - len(name) - max(len(numbers), 26), 8)
     sizes = parts_of(room, (used, cached), blocks)
@@ -232,7 +234,7 @@ def _tables(view: View, status: pb.Status, width: int, height: int | None) -> It
     if focus is not Focus.REQUESTS:
         yield Text()
         yield _heading("tenants", len(tenants), tenant_rows)
-        yield _tenant_table(tenants[:tenant_rows])
+        yield _tenant_table(tenants[:tenant_rows], width)
     if focus is not Focus.TENANTS:
         yield Text()
         yield _heading(f"requests by {view.order.value}", len(requests), request_rows)
@@ -256,8 +258,9 @@ def _heading(what: str, there: int, shown: int | None) -> Text:
     return Text.assemble((what, "bold"), (f"  and {left} more" if left else "", "dim"))
 
 
-def _tenant_table(tenants: Sequence[pb.TenantStatus]) -> Table:
-    numbers = ("running", "waiting", "blocks", "cached", "pinned", "reserved", "at most", "weight")
+def _tenant_table(tenants: Sequence[pb.TenantStatus], width: int) -> Table:
+    swapped = ("swapped",) if width >= _WIDE else ()
+    numbers = ("running", "waiting", *swapped, "blocks", "cached", "pinned", "reserved", "at most", "weight")
     table = _table(("tenant", "left"), *((name, "right") for name in numbers))
     table.expand = False
     for each in tenants:
@@ -266,6 +269,7 @@ def _tenant_table(tenants: Sequence[pb.TenantStatus]) -> Table:
             memory.owner,
             str(each.running_requests),
             str(each.waiting_requests),
+            *([str(each.swapped_requests)] if swapped else []),
             str(memory.charged_blocks),
             str(memory.cached_blocks),
             str(memory.pinned_blocks),
@@ -279,7 +283,7 @@ def _tenant_table(tenants: Sequence[pb.TenantStatus]) -> Table:
 def _request_table(requests: Sequence[pb.RequestView], status: pb.Status, width: int) -> Table:
     columns: list[tuple[str, Any]] = [("request", "left"), ("tenant", "left"), ("state", "left"), ("prompt", "right")]
     columns += [("cached", "right"), ("output", "right"), ("time", "right")]
-    columns += [("preempted", "right"), ("executor", "left")] if width >= 110 else []
+    columns += [("preempted", "right"), ("executor", "left")] if width >= _WIDE else []
     table = _table(*columns)
     table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
     for each in requests:
@@ -287,7 +291,7 @@ def _request_table(requests: Sequence[pb.RequestView], status: pb.Status, width:
         done = min(each.computed_tokens, each.prompt_tokens)
         is_prefill = each.state == pb.REQUEST_STATE_RUNNING and done < each.prompt_tokens
         cells: list[str | Text] = [
-            each.request_id[: 12 if width < 110 else 36],
+            each.request_id[: 12 if width < _WIDE else 36],
             each.tenant[:16],
             Text(state, style),
             f"{done}/{each.prompt_tokens}" if is_prefill else str(each.prompt_tokens),
@@ -295,7 +299,7 @@ def _request_table(requests: Sequence[pb.RequestView], status: pb.Status, width:
             f"{each.output_tokens}/{each.max_tokens}" if each.max_tokens else str(each.output_tokens),
             format_seconds(age(each, status)),
         ]
-        cells += [str(each.preemptions or "-"), each.executor] if width >= 110 else []
+        cells += [str(each.preemptions or "-"), each.executor] if width >= _WIDE else []
         table.add_row(*cells, each.reason)
     return table
 

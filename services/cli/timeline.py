@@ -78,6 +78,7 @@ def _phases(timeline: pb.Timeline) -> list[tuple[Phase, float, float]]:
 
     def enter(new: Phase, time: float) -> None:
         nonlocal phase, since
+        time = max(time, since)  # a chunk may begin before the one before it is done
         if new is not phase:
             if time > since:
                 spans.append((phase, since, time))
@@ -135,11 +136,13 @@ def _words(timeline: pb.Timeline, decision: pb.Decision, number: int) -> str:
         case pb.DECISION_KIND_QUEUED:
             return f"arrived with {some(timeline.request.prompt_tokens, 'prompt token')}{why}"
         case pb.DECISION_KIND_WAITED:
-            return f"waited{why}"
+            return f"not admitted{why}"
         case pb.DECISION_KIND_ADMITTED:
-            again = " again" if any(each.kind == decision.kind for each in timeline.decisions[:number]) else ""
             where = f" on {decision.executor}" if decision.executor else ""
-            return f"admitted{again}{where}, {some(tokens, 'token')} from the prefix cache{why}"
+            found = f"{some(tokens, 'token')} from the prefix cache"
+            if any(each.kind == decision.kind for each in timeline.decisions[:number]):
+                return f"admitted again{where}, {found}"
+            return f"admitted{where}, {found}{why}"
         case pb.DECISION_KIND_PREFILL:
             return f"prefill of {some(tokens, 'token')}{why}"
         case pb.DECISION_KIND_FIRST_TOKEN:

@@ -64,7 +64,7 @@ def test_phases_add_up_to_the_whole_life() -> None:
     )
     decodes = [(row.at, row.until) for row in life.rows if row.phase is Phase.DECODE]
     assert decodes == [(2.0, 4.0), (5.5, 10.0)]
-    waits = [(row.at, row.until, row.phase) for row in life.rows if row.what.startswith("waited")]
+    waits = [(row.at, row.until, row.phase) for row in life.rows if row.what.startswith("not admitted")]
     assert waits == [(0.1, 0.5, Phase.QUEUE), (0.5, 1.0, Phase.QUEUE)]
 
 
@@ -83,6 +83,27 @@ def test_a_request_that_was_swapped_decodes_on_at_once() -> None:
     assert life.seconds == pytest.approx(
         {Phase.QUEUE: 0.0, Phase.PREFILL: 1.0, Phase.DECODE: 2.0, Phase.PREEMPTED: 1.0}
     )
+
+
+def test_chunks_that_overlap_count_once() -> None:
+    """The next step is under way before the last one's result is here."""
+    again = [decision("prefill", 3.0, 3.5, tokens=16), decision("prefill", 3.2, 3.9, tokens=16)]
+    life = life_of(
+        timeline(
+            decision("queued", 0),
+            decision("admitted", 0.5),
+            decision("prefill", 0.5, 1.5, tokens=16),
+            decision("prefill", 0.7, 2.0, tokens=16),
+            decision("first", 2.0),
+            decision("preempted", 2.5),
+            decision("admitted", 3.0),
+            *again,
+            decision("finished", 5.0),
+        )
+    )
+    assert sum(life.seconds.values()) == pytest.approx(5.0)
+    assert life.seconds[Phase.PREFILL] == pytest.approx(1.5 + 0.9)
+    assert life.seconds[Phase.PREEMPTED] == pytest.approx(0.5)
 
 
 def test_a_request_that_still_waits() -> None:
@@ -117,7 +138,7 @@ def test_the_waterfall(
         assert each in words
     if width > 80:
         for each in (
-            "waited: not enough free blocks",
+            "not admitted: not enough free blocks",
             "prefill of 256 tokens",
             "recompute, for request b",
             "admitted on 10.0.0.1:1, 128 tokens",

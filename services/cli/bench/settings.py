@@ -132,8 +132,20 @@ class WorkloadOptions(_Checked):
             raise ConfigError("prompts, trace: only one of them says what the requests are")
         if self.tokenizer is not None and self.token_ids:
             raise ConfigError("tokenizer, token_ids: only one of them says how prompts are made")
+        if self.trace is None:
+            self._refuse("speedup", "length_scale", "trace_block_tokens", why="is for a trace")
+        if self.trace is not None or self.prompts is not None:
+            self._refuse("prompt_tokens", "shared_prefix_tokens", "prefix_groups", why="is for made-up prompts")
+        if not self.token_ids:
+            self._refuse("vocab_size", why="is for --token-ids")
         for name in ("prompt_tokens", "output_tokens"):
             parse_lengths(name, getattr(self, name))
+
+    def _refuse(self, *names: str, why: str) -> None:
+        """Settings that would do nothing."""
+        given = [each.name for each in fields(self) if each.name in names and getattr(self, each.name) != each.default]
+        if given:
+            raise ConfigError(f"{given[0]}: {why}")
 
 
 @dataclass(frozen=True, kw_only=True)

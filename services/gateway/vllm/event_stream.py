@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from smg_grpc_proto.generated import common_pb2 as vllm
@@ -46,7 +46,9 @@ class EventStream:
 
     def start(self) -> vllm.KvEventBatch:
         """The first batch: whatever the subscriber knew is void."""
-        return self._batch([vllm.KvCacheEvent(cleared=vllm.KvCacheCleared())])
+        batch = vllm.KvEventBatch()
+        self._event(batch).cleared.SetInParent()
+        return self._numbered(batch)
 
     def add(self, told: Told) -> Iterator[vllm.KvEventBatch]:
         """The batches that tell of it; none where the subscriber learns nothing from it."""
@@ -54,66 +56,70 @@ class EventStream:
             for executor in [each for each in self._held if each[0] == told.group]:
                 yield from self._clear(executor)
             return
-        events: list[vllm.KvCacheEvent] = []
         executor = told.group, told.message.executor
+        batch = vllm.KvEventBatch()
         for event in told.message.events:
             kind = event.WhichOneof("event")
             if kind == "stored":
-                self._store(executor, event.stored, events)
+                self._store(executor, event.stored, batch)
             elif kind == "removed":
-                self._remove(executor, event.removed, events)
+                self._remove(executor, event.removed, batch)
             else:
-                if events:
-                    yield self._batch(events)
-                    events = []
+                if batch.events:
+                    yield self._numbered(batch)
+                    batch = vllm.KvEventBatch()
                 yield from self._clear(executor)
-        if events:
-            yield self._batch(events)
+        if batch.events:
+            yield self._numbered(batch)
 
-    def _store(self, executor: Executor, stored: kvmanager_pb2.BlockStored, events: list[vllm.KvCacheEvent]) -> None:
+    def _store(self, executor: Executor, stored: kvmanager_pb2.BlockStored, batch: vllm.KvEventBatch) -> None:
         """Adds an event, or adds the block to the last one where it continues that one's chain."""
-        tier, parent = _TIERS[stored.tier], block_hash(stored.parent_identity)
+        tier, identity = _TIERS[stored.tier], block_hash(stored.identity)
+        self._held.setdefault(executor, set()).add((tier, identity))
+        # One that is of another kind has no tier.
+        chain = batch.events[-1].stored if batch.events else None
+        parent = block_hash(stored.parent_identity) if stored.parent_identity else None
+        if chain is None or chain.tier != tier or parent is None or chain.blocks[-1].block_hash != parent:
+            chain = self._event(batch).stored
+            chain.tier = tier
+            if parent is not None:
+                chain.parent_block_hash = parent
         token_ids = unpack_int32(stored.token_ids)
-        block = vllm.KvBlock(
-            block_hash=block_hash(stored.identity),
-            token_ids=token_ids,
-            block_size=len(token_ids),
-            cache_level=_LEVELS[tier],
-        )
-        self._held.setdefault(executor, set()).add((tier, block.block_hash))
-        last = events[-1].stored if events and events[-1].HasField("stored") else None
-        if last is not None and last.tier == tier and stored.parent_identity and last.blocks[-1].block_hash == parent:
-            last.blocks.append(block)
-            return
-        parent_hash = parent if stored.parent_identity else None
-        chain = vllm.KvBlocksStored(blocks=[block], parent_block_hash=parent_hash, tier=tier)
-        events.append(vllm.KvCacheEvent(stored=chain))
+        chain.blocks.add(block_hash=identity, token_ids=token_ids, block_size=len(token_ids), cache_level=_LEVELS[tier])
 
-    def _remove(self, executor: Executor, removed: kvmanager_pb2.BlockRemoved, events: list[vllm.KvCacheEvent]) -> None:
+    def _remove(self, executor: Executor, removed: kvmanager_pb2.BlockRemoved, batch: vllm.KvEventBatch) -> None:
         copy = _TIERS[removed.tier], block_hash(removed.identity)
         held = self._held.get(executor, set())
         if copy in held:
             held.remove(copy)
-            events.append(_removed(*copy))
+            self._add_removal(batch, copy)
 
     def _clear(self, executor: Executor) -> Iterator[vllm.KvEventBatch]:
         """An executor's blocks are gone."""
         copies = sorted(self._held.pop(executor, set()))
-        if not any(self._held.values()):
-            if copies:
-                yield self._batch([vllm.KvCacheEvent(cleared=vllm.KvCacheCleared())])
+        if copies and not any(self._held.values()):
+            yield self.start()
             return
         for start in range(0, len(copies), MAX_REMOVED_BLOCKS):
-            yield self._batch([_removed(*copy) for copy in copies[start : start + MAX_REMOVED_BLOCKS]])
+            batch = vllm.KvEventBatch()
+            for copy in copies[start : start + MAX_REMOVED_BLOCKS]:
+                self._add_removal(batch, copy)
+            yield self._numbered(batch)
 
-    def _batch(self, events: Sequence[vllm.KvCacheEvent]) -> vllm.KvEventBatch:
+    def _add_removal(self, batch: vllm.KvEventBatch, copy: Copy) -> None:
+        """Adds an event, or adds the block to the last one where that removes from the same tier."""
+        tier, identity = copy
+        removal = batch.events[-1].removed if batch.events else None
+        if removal is None or removal.tier != tier:
+            removal = self._event(batch).removed
+            removal.tier, removal.cache_level = tier, _LEVELS[tier]
+        removal.block_hashes.append(identity)
+
+    def _event(self, batch: vllm.KvEventBatch) -> vllm.KvCacheEvent:
+        self._event_id += 1
+        return batch.events.add(event_id=self._event_id)
+
+    def _numbered(self, batch: vllm.KvEventBatch) -> vllm.KvEventBatch:
         self._sequence_number += 1
-        for event in events:
-            self._event_id += 1
-            event.event_id = self._event_id
-        return vllm.KvEventBatch(sequence_number=self._sequence_number, timestamp=time.time(), events=events)
-
-
-def _removed(tier: int, *hashes: int) -> vllm.KvCacheEvent:
-    removed = vllm.KvBlocksRemoved(block_hashes=hashes, tier=tier, cache_level=_LEVELS[tier])
-    return vllm.KvCacheEvent(removed=removed)
+        batch.sequence_number, batch.timestamp = self._sequence_number, time.time()
+        return batch

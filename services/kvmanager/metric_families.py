@@ -92,8 +92,12 @@ class KVManagerFamilies:
         yield _METRICS.histogram(
             "prefill_seconds", "From an answered request's admission to its first token.", driver.prefill_time
         )
-        yield _METRICS.histogram("decode_seconds", "From there to its end.", driver.decode_time)
-        yield _METRICS.histogram("preempted_seconds", "For which it was preempted.", driver.preempted_time)
+        yield _METRICS.histogram(
+            "decode_seconds", "From an answered request's first token to its end.", driver.decode_time
+        )
+        yield _METRICS.histogram(
+            "preempted_seconds", "For how long an answered request was preempted.", driver.preempted_time
+        )
         yield _METRICS.counter("executors_attached", "How often an executor was attached.", driver.executors_attached)
         yield _METRICS.counter("executors_lost", "How often an executor was lost.", driver.executors_lost)
         yield _METRICS.counter("stalls", "How often no step went on while there was work.", driver.stalls)
@@ -181,7 +185,7 @@ def _memory_families(counters: Counters, num_evicted: int) -> Iterator[Metric]:
     )
     yield _METRICS.counter(
         "unshared_slot_steps",
-        "Likewise, slots that would be needed if no block were shared.",
+        "Token slots that would be needed if no block were shared, added up as slot_steps are.",
         counters.unshared_slot_steps,
     )
     yield _METRICS.gauge(
@@ -212,7 +216,7 @@ def _queue_families(manager: KVManager) -> Iterator[Metric]:
         {("running",): running, ("waiting",): manager.num_waiting, ("swapped",): swapped},
     )
     yield _METRICS.counter("steps", "Steps that were planned.", counters.steps)
-    yield _METRICS.counter("generated_tokens", "Tokens that came back.", counters.generated_tokens)
+    yield _METRICS.counter("generated_tokens", "Tokens that executors have sampled.", counters.generated_tokens)
     yield _METRICS.counters(
         "preemptions",
         "Requests that gave their blocks back; by recomputation also those whose executor was lost.",
@@ -225,7 +229,7 @@ def _queue_families(manager: KVManager) -> Iterator[Metric]:
     yield _METRICS.counter("prefix_cache_queried_tokens", "Prompt tokens of admitted requests.", counters.prompt_tokens)
     yield _METRICS.counters(
         "prefix_cache_hit_tokens",
-        "Those that came from the prefix cache, by tier.",
+        "Prompt tokens of admitted requests that came from the prefix cache, by tier.",
         ["tier"],
         {
             ("device",): counters.cached_prompt_tokens - counters.host_cached_prompt_tokens,

@@ -87,7 +87,11 @@ def _state(state: GatewayState) -> Iterator[Metric]:
         "For how long tokens have been waiting for a state store that does not take them.",
         state.token_log_lag,
     )
-    yield _METRICS.gauge("token_log_unwritten_requests", "Requests with such tokens.", state.unwritten_logs)
+    yield _METRICS.gauge(
+        "token_log_unwritten_requests",
+        "Requests with tokens that are not in the state store yet.",
+        state.unwritten_logs,
+    )
 
 
 def _calls(calls: CallMetrics) -> Iterator[Metric]:
@@ -112,11 +116,15 @@ def _times(calls: CallMetrics) -> Iterator[Metric]:
         ("inter_token_seconds", "Between tokens of a sequence, as they come; one for each.", calls.inter_token),
         ("request_seconds", "From an answered request's arrival to its end.", calls.request_time),
         ("queue_seconds", "Before an answered request was first admitted.", calls.queue_time),
-        ("prefill_seconds", "From there to its first token.", calls.prefill_time),
-        ("decode_seconds", "From there to its end.", calls.decode_time),
-        ("preempted_seconds", "For which it was preempted.", calls.preempted_time),
+        ("prefill_seconds", "From an answered request's admission to its first token.", calls.prefill_time),
+        ("decode_seconds", "From an answered request's first token to its end.", calls.decode_time),
+        ("preempted_seconds", "For how long an answered request was preempted.", calls.preempted_time),
         ("request_prompt_tokens", "Prompt tokens of an answered request.", calls.request_prompt_tokens),
-        ("request_generated_tokens", "Tokens of its answer, all sequences together.", calls.request_generated_tokens),
+        (
+            "request_generated_tokens",
+            "Tokens of an answer, all its sequences together.",
+            calls.request_generated_tokens,
+        ),
     ):
         yield _METRICS.histogram(name, documentation, histogram)
 
@@ -124,7 +132,7 @@ def _times(calls: CallMetrics) -> Iterator[Metric]:
 def _tenants(calls: CallMetrics, tenants: Collection[str]) -> Iterator[Metric]:
     for name, documentation, tokens in (
         ("prompt_tokens", "Prompt tokens of requests that were let in.", calls.prompt_tokens),
-        ("cached_tokens", "Those of answered requests that were cached.", calls.cached_tokens),
+        ("cached_tokens", "Prompt tokens of answered requests that were cached.", calls.cached_tokens),
         ("generated_tokens", "Tokens that were handed out.", calls.generated_tokens),
     ):
         yield _METRICS.counters(name, documentation, ["tenant"], _by_tenant(tokens, tenants))

@@ -43,7 +43,7 @@ def _scheduler(metrics: Metrics, maps: Sequence[MemoryMap]) -> Iterator[Metric]:
     num_host_blocks = sum(pool.num_blocks for pool in host)
     yield metrics.gauge("num_requests_running", "Requests that run.", running)
     yield metrics.gauge("num_requests_waiting", "Requests that wait, preempted ones among them.", waiting)
-    yield metrics.gauge("num_requests_swapped", "Those of them whose blocks are in host memory.", swapped)
+    yield metrics.gauge("num_requests_swapped", "Requests that wait and have their blocks in host memory.", swapped)
     for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
         yield metrics.gauge(name, "Share of blocks that are in use: 1 is all of them.", usage)
     config = {
@@ -79,7 +79,7 @@ def _requests(metrics: Metrics, calls: CallMetrics) -> Iterator[Metric]:
     for name, documentation, histogram in (
         ("time_to_first_token_seconds", "Time to first token.", calls.time_to_first_token),
         ("inter_token_latency_seconds", "Time between tokens of a sequence.", calls.inter_token),
-        ("time_per_output_token_seconds", "The same, by its older name.", calls.inter_token),
+        ("time_per_output_token_seconds", "Time between tokens of a sequence, by its older name.", calls.inter_token),
         (
             "request_time_per_output_token_seconds",
             "Time between tokens, the mean of each request.",
@@ -87,9 +87,9 @@ def _requests(metrics: Metrics, calls: CallMetrics) -> Iterator[Metric]:
         ),
         ("e2e_request_latency_seconds", "Time of a whole request.", calls.request_time),
         ("request_queue_time_seconds", "Time before a request was first admitted.", calls.queue_time),
-        ("request_prefill_time_seconds", "From there to its first token.", calls.prefill_time),
-        ("request_decode_time_seconds", "From there to its end.", calls.decode_time),
-        ("request_inference_time_seconds", "Prefill and decode together.", calls.inference_time),
+        ("request_prefill_time_seconds", "Time from a request's admission to its first token.", calls.prefill_time),
+        ("request_decode_time_seconds", "Time from a request's first token to its end.", calls.decode_time),
+        ("request_inference_time_seconds", "Time of a request's prefill and decode together.", calls.inference_time),
         ("request_prompt_tokens", "Prompt tokens of a request.", calls.request_prompt_tokens),
         ("request_generation_tokens", "Tokens that a request was answered.", calls.request_generated_tokens),
         ("request_max_num_generation_tokens", "Tokens of a request's longest sequence.", calls.longest_sequence),

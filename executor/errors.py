@@ -9,6 +9,10 @@ class CheckpointError(ValueError):
     """The checkpoint is incomplete or contradicts itself: a missing file or weight, a wrong shape, a bad field."""
 
 
+class VocabularyError(Exception):
+    """What the model's tokens mean is not known here, so no answer can be guided."""
+
+
 class StepOutOfMemory(MemoryError):
     """There was no memory to compute a step, not even token by token."""
 

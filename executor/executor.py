@@ -9,6 +9,7 @@ import torch
 
 from executor.batch_check import Limits, check_batch
 from executor.errors import StepOutOfMemory
+from executor.guides.guides import Guides, follow
 from executor.memory.block_contents import BlockContents
 from executor.memory.block_mover import make_mover
 from executor.memory.free_memory import free_memory
@@ -67,6 +68,7 @@ class Executor:
         clock: seconds, from any start.
         sampler: chooses the tokens; with torch where None.
         ranks: that run the same steps; all but the first take its tokens.
+        guides: of sequences that ask for one; None where another rank samples.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class Executor:
         clock: Callable[[], float],
         sampler: Sampler | None = None,
         ranks: Ranks = ALONE,
+        guides: Guides | None = None,
     ) -> None:
         self.info = info
+        self._guides = guides
         self._runner = runner
         self._ranks = ranks
         self._sampler: Sampler = sampler or TorchSampler()
@@ -130,7 +134,7 @@ class Executor:
 
         A sampled token that is still on the GPU goes from there into the next step. So the next batch may be launched
         before this step's result is taken; then the one before this step is finished first. Where tokens so far decide
-        the next ones (penalties), the host waits for the step before.
+        the next ones (penalties, guides), the host waits for the step before; the model's work is in line by then.
 
         A higher epoch drops every sequence, and what blocks are said to hold, and starts with step 1 (see
         `begin_epoch`). If a step fails inside (out of memory, say), only a higher epoch goes on.
@@ -247,7 +251,9 @@ class Executor:
         for sequence_id, token in batch.chosen_tokens:
             self._sequences[sequence_id].token_ids.append(token)
         for new in batch.new_sequences:
-            self._sequences[new.sequence_id] = SequenceState.start(new)
+            sequence = self._sequences[new.sequence_id] = SequenceState.start(new)
+            if new.sampling.guide is not None and self._guides is not None:
+                sequence.guide = self._guides.start(new.sampling.guide)
         for sequence_id, index, block in batch.table_edits:
             self._sequences[sequence_id].edit_table(index, block)
 
@@ -281,7 +287,7 @@ class Executor:
         drawing = ending
         if reporting or batch.forks:
             rows, drawing = self._drawing(batch, ending)
-        drawn = self._draw(logits, rows, drawing)
+        drawn, failures = self._draw(logits, rows, drawing)
         likely = self._candidates(logits, reporting, [ending[row] for row in reporting])
         sampled = _appended(drawn, drawing)
 
@@ -289,18 +295,30 @@ class Executor:
             token_ids, logprobs, scores = sampled()
             sequence_ids = [sequence.sequence_id for sequence in drawing]
             return StepResult(
-                batch.epoch, batch.step, sequence_ids, token_ids, logprobs, scores, likely(), self._speeds.report()
+                batch.epoch,
+                batch.step,
+                sequence_ids,
+                token_ids,
+                logprobs,
+                scores,
+                likely(),
+                self._speeds.report(),
+                failures,
             )
 
         return self._under_way(batch, take, is_pending=drawn.tokens is not None)
 
-    def _draw(self, logits: torch.Tensor, rows: Sequence[int], drawing: list[SequenceState]) -> Drawn:
+    def _draw(
+        self, logits: torch.Tensor, rows: Sequence[int], drawing: list[SequenceState]
+    ) -> tuple[Drawn, list[tuple[int, str]]]:
+        """The next tokens, and the sequences whose guides fail them."""
         if not drawing:
-            return Drawn(None, lambda: Sampled([], [], []))
+            return Drawn(None, lambda: Sampled([], [], [])), []
         before = self._unfinished()
-        if before and any(sequence.pending and reads_tokens(sequence.sampling.penalties) for sequence in drawing):
+        if before and any(sequence.pending and _looks_back(sequence) for sequence in drawing):
             before.result()
-        return self._sampler.sample(logits, rows, drawing)
+        failures = follow(drawing)
+        return self._sampler.sample(logits, rows, drawing), failures
 
     def _drawing(self, batch: StepBatch, ending: list[SequenceState]) -> tuple[list[int], list[SequenceState]]:
         """Sequences that sample, children right after their parents, and whose row of the logits they sample from."""
@@ -327,6 +345,11 @@ class Executor:
         for child in children:
             self._sequences[child.sequence_id] = child
         return [parent, *children]
+
+
+def _looks_back(sequence: SequenceState) -> bool:
+    """Whether its tokens so far decide what the next one may be."""
+    return sequence.guide is not None or reads_tokens(sequence.sampling.penalties)
 
 
 def _appended(drawn: Drawn, drawing: list[SequenceState]) -> Callable[[], Sampled]:

@@ -13,6 +13,8 @@ from executor.description import DecoderDescription
 from executor.errors import SettingsError
 from executor.executor import Executor, ExecutorInfo
 from executor.families import Family, family_of
+from executor.guides.guides import Guides
+from executor.guides.vocabulary import ReadVocabulary, no_vocabulary
 from executor.loaded_model import LoadedModel
 from executor.memory.device_memory import CudaMemory
 from executor.memory.free_memory import free_memory
@@ -39,11 +41,13 @@ def load_executor(
     clock: Callable[[], float] = time.perf_counter,
     on_progress: Progress = tell_nobody,
     ranks: Ranks = ALONE,
+    read_vocabulary: ReadVocabulary = no_vocabulary,
 ) -> Executor:
     """Reads the model, takes the memory for its blocks, puts them together and measures how fast that is.
 
     Args:
         ranks: joined on the device that `check_loadable` names, as many as the settings say; all are told the same.
+        read_vocabulary: called when the first sequence with a guide starts.
 
     Raises:
         SettingsError: a setting is malformed, or impossible here.
@@ -96,7 +100,8 @@ def load_executor(
     if ranks.size == 1:  # several would have to cut their steps alike, and only one of them knows
         runner = SplitRunner(runner, warnings)
     sampler = rank_sampler(SplitSampler(loaded.sampler(), warnings), ranks)
-    return Executor(runner, host, info, clock, sampler, ranks)
+    guides = Guides(read_vocabulary, model.vocab_size) if ranks.is_first else None
+    return Executor(runner, host, info, clock, sampler, ranks, guides)
 
 
 def check_loadable(settings: ExecutorSettings, rank: int) -> torch.device:

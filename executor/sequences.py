@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from executor.guides.guide import Guide
 from executor.step import NewSequence, SamplingParams
 
 
@@ -48,6 +49,7 @@ class SequenceState:
         ranked: the log probability of each token it samples is reported.
         packed_sampling: what a sampler has made of the three before, once for the sequence and its copies.
         pending: the last token, while only the device knows it.
+        guide: which tokens may come next; None where all may.
     """
 
     sequence_id: int
@@ -61,6 +63,7 @@ class SequenceState:
     ranked: bool = False
     packed_sampling: Any = field(default=None, repr=False, compare=False)
     pending: PendingToken | None = field(default=None, repr=False, compare=False)
+    guide: Guide | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def start(cls, new: NewSequence) -> SequenceState:
@@ -92,8 +95,10 @@ class SequenceState:
             sample_index=sample_index,
             num_candidates=self.num_candidates,
             ranked=self.ranked,
-            packed_sampling=self.packed_sampling,
+            # What was packed names the memory where the sequence's own guide writes.
+            packed_sampling=None if self.guide else self.packed_sampling,
             pending=self.pending,
+            guide=self.guide.fork() if self.guide else None,
         )
         if self.pending is not None:
             self.pending.holders.append(child)

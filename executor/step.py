@@ -39,6 +39,7 @@ class SamplingParams:
         min_tokens: `stop_token_ids` can't be chosen before this many output tokens.
         stop_token_ids: tokens that would end the sequence.
         penalties: None where there are none.
+        guide: grammar of the whole output, in `llguidance`'s language; None where anything goes.
     """
 
     temperature: float = 1.0
@@ -50,6 +51,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     penalties: Penalties | None = None
+    guide: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities at one position, before penalties, temperature and truncation."""
+    """Natural log probabilities at one position, before penalties, guide, temperature and truncation."""
 
     logprob: float
     top_token_ids: list[int]
@@ -187,6 +189,7 @@ class StepResult:
             (0 where a sequence is not ranked), or empty when no sequence is.
         candidates: of the rows that report them, in row order.
         speeds: where they have changed noticeably since they were last reported.
+        failures: (sequence, reason) of sequences that can't go on; the token that they have here is no token of theirs.
     """
 
     epoch: int
@@ -197,6 +200,7 @@ class StepResult:
     scores: list[float] = field(default_factory=list)
     candidates: list[Candidates] = field(default_factory=list)
     speeds: Speeds | None = None
+    failures: list[tuple[int, str]] = field(default_factory=list)
 
 
 class BatchRefused(Exception):

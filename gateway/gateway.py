@@ -9,8 +9,17 @@ from typing import TypeVar
 
 from gateway.detokenizer import DetokenizerFactory
 from gateway.errors import InvalidArgument, NotFound
+from gateway.guide_checks import check_guide, field_of
+from gateway.guide_compiler import grammar_of
 from gateway.output import RequestOutput, SequenceOutput
-from gateway.prepared import BeamSearch, ModelLimits, PinOrder, PreparedRequest, ResolvedSampling
+from gateway.prepared import (
+    BeamSearch,
+    ModelLimits,
+    PinOrder,
+    PreparedGuide,
+    PreparedRequest,
+    ResolvedSampling,
+)
 from gateway.prompt_encoder import PromptEncoder
 from gateway.request import EarlyStopping, GenerationRequest, PinRequest, Prompt, SamplingParams
 from gateway.sampling_checks import check_sampling
@@ -59,7 +68,8 @@ class Gateway:
         self._detokenizers = DetokenizerFactory(tokenizer)
 
     def prepare(self, request: GenerationRequest, limits: ModelLimits, identity: Identity) -> PreparedRequest:
-        """Checks a request and fills in what the client left out.
+        """Checks a request and fills in what the client left out. Whether a guide can be followed is not checked: that
+        may take any time (`gateway.guide_compiler.GuideCompiler`).
 
         Takes time in proportion to the prompt's length, most of it in the tokenizer and outside Python's lock.
 
@@ -75,6 +85,7 @@ class Gateway:
         check_response_interval(request.response_interval)
         sampling = request.sampling
         check_sampling(sampling, limits)
+        check_guide(sampling, has_eos=bool(self._own_stop_token_ids(limits)))
         token_ids, spans = self._encode(request.prompt, request.scope, limits, identity)
         check_length(_field(request.prompt), len(token_ids), sampling, limits)
         kept = _or_default(sampling.n, 1)
@@ -183,8 +194,11 @@ class Gateway:
 
     def _stop_token_ids(self, sampling: SamplingParams, limits: ModelLimits) -> tuple[int, ...]:
         """The client's stop tokens and the model's own, each once."""
-        own = () if sampling.ignore_eos else self.tokenizer.eos_token_ids
-        return tuple(dict.fromkeys([*sampling.stop_token_ids, *(token for token in own if token < limits.vocab_size)]))
+        own = () if sampling.ignore_eos else self._own_stop_token_ids(limits)
+        return tuple(dict.fromkeys([*sampling.stop_token_ids, *own]))
+
+    def _own_stop_token_ids(self, limits: ModelLimits) -> tuple[int, ...]:
+        return tuple(token for token in self.tokenizer.eos_token_ids if token < limits.vocab_size)
 
     def _resolve(self, sampling: SamplingParams, ranked_here: bool) -> ResolvedSampling:
         return ResolvedSampling(
@@ -201,7 +215,7 @@ class Gateway:
             frequency_penalty=_or_default(sampling.frequency_penalty, 0.0),
             repetition_penalty=_or_default(sampling.repetition_penalty, 1.0),
             logit_bias=sampling.logit_bias,
-            guide=sampling.guide,
+            guide=PreparedGuide(grammar_of(sampling.guide), field_of(sampling.guide)) if sampling.guide else None,
         )
 
 

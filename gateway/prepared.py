@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gateway.request import EarlyStopping, Guide
+from gateway.request import EarlyStopping
 from gateway.scope import ScopeSpan
 
 
@@ -22,6 +22,19 @@ class ModelLimits:
     max_model_len: int
     vocab_size: int
     block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGuide:
+    """What the answer must look like.
+
+    Attributes:
+        grammar: In `llguidance`'s JSON form.
+        field: Which field of the request asked for it.
+    """
+
+    grammar: str
+    field: str = field(default="sampling.guide", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +58,7 @@ class ResolvedSampling:
     frequency_penalty: float
     repetition_penalty: float
     logit_bias: Mapping[int, float]
-    guide: Guide | None
+    guide: PreparedGuide | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvmanager.counters import WASTE_INTERVAL, Counters
 from kvmanager.endings import end_request, reason_to_finish, send_best_beams, send_best_samples
-from kvmanager.errors import OutOfOrder, RequestError
+from kvmanager.errors import InvalidRequest, OutOfOrder, RequestError
 from kvmanager.events import Event, EventKind, EventSink
 from kvmanager.memory import Memory
 from kvmanager.request import FinishReason, Request, Sequence
@@ -107,6 +107,8 @@ class Replica:
         for request, num_tokens in self.scheduler.progress_of(result.step):
             if request.unfinished():
                 outputs.progress.append(Progress(request.spec.handle, num_tokens, len(request.spec.prompt_token_ids)))
+        for sequence_id, reason in result.failures.items():
+            self._give_up(sequence_id, reason, outputs, now)
         if result.scores:
             self._take_scores(result)
         self._take_tokens(result, outputs, now)
@@ -114,6 +116,11 @@ class Replica:
             self._take_candidates(result, outputs, now)
         self._emit(Event(EventKind.STEP_DONE, now, None, result.step, executor=self.name))
         return outputs
+
+    def _give_up(self, sequence_id: int, reason: str, outputs: Outputs, now: float) -> None:
+        sequence = self.scheduler.sequences.get(sequence_id)
+        if sequence is not None:
+            self.end(sequence.request, outputs, now, error=InvalidRequest("sampling.guide", reason))
 
     def _take_scores(self, result: StepResult) -> None:
         for sequence_id, score in zip(result.sequence_ids, result.scores, strict=True):

@@ -135,6 +135,7 @@ class StepResult:
         scores: log probability of each token, aligned, where a sequence of the step is ranked; otherwise empty.
         candidates: of each sequence that reports them: the most likely next tokens and their log probabilities.
         speeds: when they have changed.
+        failures: why sequences can't go on; their tokens count for nothing.
     """
 
     step: int
@@ -144,6 +145,7 @@ class StepResult:
     scores: list[float] = field(default_factory=list)
     candidates: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
     speeds: Speeds | None = None
+    failures: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from octavo.guides import take_guide
 from octavo.v1 import common_pb2, inference_pb2
 
 ScopeLike = str | inference_pb2.CacheScope
@@ -110,7 +111,8 @@ def generate_request(
     """The message that `Client.generate` sends; absent sampling parameters (None) keep the server's defaults.
 
     Raises:
-        ValueError: No such sampling parameter, scope or way of stopping.
+        TypeError: A JSON schema or a choice is no such thing.
+        ValueError: No such sampling parameter, scope or way of stopping; or several guides.
     """
     return inference_pb2.GenerateRequest(
         model=model,
@@ -153,7 +155,8 @@ def _as_sampling(values: Mapping[str, Any]) -> common_pb2.SamplingParams:
         if ending not in _EARLY_STOPPING:
             raise ValueError(f"early_stopping must be True, False, heuristic, first or never, not {ending!r}")
         chosen["early_stopping"] = _EARLY_STOPPING[ending]
-    return common_pb2.SamplingParams(**chosen)
+    guide = take_guide(chosen)
+    return common_pb2.SamplingParams(guide=guide, **chosen)
 
 
 def as_duration(seconds: float | None) -> Duration | None:

@@ -6,8 +6,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from executor.guides.guide import Guide
 from executor.model_runner import ModelRunner, Row
 from executor.sampling.samplers import Sampler
 from executor.sequences import SequenceState
@@ -62,6 +64,9 @@ def run_worst_steps(runner: ModelRunner, sampler: Sampler | None, size: StepSize
     if sampler is not None:
         logits.zero_()
         sequences = [row.sequence for row in rows]
+        guide = Guide(None, np.full(-(-logits.shape[1] // 32), -1, np.int32))
+        for sequence in sequences:
+            sequence.guide = guide
         sampler.sample(logits, range(len(rows)), sequences)
         sampler.candidates(logits, range(len(rows)), sequences)
 

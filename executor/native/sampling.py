@@ -121,11 +121,12 @@ class _Params(ctypes.Structure):
         ("min_tokens", ctypes.c_int64),
         ("num_stop_tokens", ctypes.c_int64),
         ("stop_tokens", ctypes.c_void_p),
+        ("allowed", ctypes.c_void_p),
     )
 
 
 class _Packed:
-    """What stays the same for all draws of a sequence and of its copies.
+    """What stays the same for all draws of a sequence and of its copies, and where a guide writes what does not.
 
     Attributes:
         same: part of a draw, in bytes.
@@ -147,8 +148,10 @@ class _Packed:
         self.counts_tokens = sampling.penalties is not None or sampling.min_tokens > 0
         purpose = _CANDIDATES if sequence.num_candidates else _TOKEN_AND_LOGPROB if self.reports else _TOKEN
         params, *arrays = _params(sampling)
+        if sequence.guide is not None:
+            params.allowed = sequence.guide.allowed.ctypes.data
         # The draws have their addresses.
-        self._kept = (params, arrays)
+        self._kept = (params, arrays, sequence.guide)
         self.same = _SAME.pack(ctypes.addressof(params), purpose, self.num_top)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from executor.step import SamplingParams
 
 
@@ -18,6 +21,7 @@ class Draw:
         output_position: how many output tokens the sequence has so far.
         token_ids: its prompt and output so far; only penalties look at them.
         ranked: the chosen token's log probability is wanted.
+        allowed: 32 tokens an entry, a bit for each, lowest first: those that a guide allows; None where all may come.
     """
 
     row: int
@@ -26,3 +30,4 @@ class Draw:
     output_position: int
     token_ids: Sequence[int] = ()
     ranked: bool = False
+    allowed: npt.NDArray[np.int32] | None = None

@@ -1,4 +1,4 @@
-"""What a request changes in the logits of single tokens: bias, penalties, and stop tokens before `min_tokens`.
+"""What a request changes in the logits of single tokens: bias, penalties, stop tokens before `min_tokens`, its guide.
 
 All of it depends on nothing but the sequence's own tokens, so it is the same after preemption. It acts on
 log probabilities (of beam search) as it does on logits.
@@ -21,7 +21,7 @@ Rows = list[tuple[int, Draw, Penalties]]
 
 def changes_logits(draw: Draw) -> bool:
     """Whether the draw asks for any of it."""
-    return draw.sampling.penalties is not None or _is_too_early_to_stop(draw)
+    return draw.sampling.penalties is not None or _is_too_early_to_stop(draw) or draw.allowed is not None
 
 
 def reads_tokens(penalties: Penalties | None) -> bool:
@@ -30,7 +30,7 @@ def reads_tokens(penalties: Penalties | None) -> bool:
 
 
 def process_logits(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
-    """Changes the logits in place: bias, repetition penalty, presence and frequency penalties, mask.
+    """Changes the logits in place: bias, repetition penalty, presence and frequency penalties, masks.
 
     Args:
         logits: [draws, vocab] in float32, row i of draw i.
@@ -42,6 +42,7 @@ def process_logits(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     _penalise_repetition(logits, rows)
     _penalise_output(logits, rows)
     _mask_stop_tokens(logits, draws)
+    _mask_disallowed(logits, draws)
 
 
 def _is_too_early_to_stop(draw: Draw) -> bool:
@@ -96,6 +97,19 @@ def _mask_stop_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     if parts:
         where, infinity = parts.tensors(logits)
         logits[where] = infinity
+
+
+def _mask_disallowed(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    """A token that is allowed keeps a number, whatever the model made of it: else one that is not could be chosen."""
+    guided = [(row, draw.allowed) for row, draw in enumerate(draws) if draw.allowed is not None]
+    if not guided:
+        return
+    packed = to_device(np.stack([allowed for _, allowed in guided]).view(np.uint8), logits, torch.uint8)
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    disallowed = ((packed[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[-1]] == 0
+    where, limits = index([row for row, _ in guided], logits), torch.finfo(logits.dtype)
+    kept = logits.index_select(0, where).nan_to_num_(limits.min, limits.max, limits.min)
+    logits[where] = kept.masked_fill_(disallowed, -torch.inf)
 
 
 class _Parts:

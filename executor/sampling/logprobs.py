@@ -17,7 +17,7 @@ others), or empty if there are none."""
 
 
 def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, draws: Sequence[Draw]) -> Callable[[], Reports]:
-    """Before penalties, temperature and truncation.
+    """Before penalties, guide, temperature and truncation.
 
     Args:
         logits: [rows, vocab] in float32.

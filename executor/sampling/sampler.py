@@ -46,7 +46,8 @@ class Drawn(NamedTuple):
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
     """Chooses a token for each draw. The host does not wait for a GPU.
 
-    Order: bias and penalties; stop tokens masked before `min_tokens`; temperature; top-k; top-p of what is left; min-p.
+    Order: bias and penalties; masks (stop tokens before `min_tokens`, what a guide forbids); temperature; top-k; top-p
+    of what is left; min-p.
     The result of a draw depends on nothing but its row of logits, its own parameters and its own tokens.
 
     Args:

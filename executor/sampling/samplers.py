@@ -56,6 +56,7 @@ def _draws(rows: Sequence[int], sequences: Sequence[SequenceState]) -> list[Draw
             sequence.num_output_tokens,
             sequence.token_ids,
             sequence.ranked,
+            sequence.guide.allowed if sequence.guide else None,
         )
         for row, sequence in zip(rows, sequences, strict=True)
     ]

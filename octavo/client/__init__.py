@@ -4,6 +4,9 @@ with Client("127.0.0.1:50051") as client:
     for response in client.generate("The sky is", max_tokens=20):
         print(response.text, end="")
 
+    for response in client.generate("A person as JSON: ", json_schema={"type": "object"}):
+        print(response.text, end="")
+
     for beam in client.generate("The sky is", beam_width=4, n=2):
         print(beam.score, beam.text)
 

@@ -77,7 +77,9 @@ class Client:
             response_interval: Seconds of which a sequence's tokens are sent as one response, but for the first. Costs
                 less than a response for each token, on both sides. None: as the server likes. Not with ``stop``.
             **sampling: Fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``n``, ``stop``, ``beam_width``
-                and so on. ``early_stopping`` may be True, False or "never", as in transformers.
+                and so on. ``early_stopping`` may be True, False or "never", as in transformers. What the answer must
+                look like is said by one of ``json_schema`` (JSON, a mapping, or a pydantic model), ``regex``,
+                ``grammar`` and ``choice`` (several texts).
 
         Raises:
             OctavoError: The request was refused or broke off.

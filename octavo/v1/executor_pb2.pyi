@@ -152,7 +152,7 @@ class Fork(_message.Message):
     def __init__(self, parent_sequence_id: _Optional[int] = ..., child_sequence_ids: _Optional[bytes] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("epoch", "step", "sequence_ids", "token_ids", "logprobs", "duration_us", "scores", "candidates", "speeds")
+    __slots__ = ("epoch", "step", "sequence_ids", "token_ids", "logprobs", "duration_us", "scores", "candidates", "speeds", "failures")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class StepResult(_message.Message):
     SCORES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     sequence_ids: bytes
@@ -171,7 +172,16 @@ class StepResult(_message.Message):
     scores: bytes
     candidates: _containers.RepeatedCompositeFieldContainer[Candidates]
     speeds: _memory_pb2.Speeds
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequence_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., duration_us: _Optional[int] = ..., scores: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidates, _Mapping]]] = ..., speeds: _Optional[_Union[_memory_pb2.Speeds, _Mapping]] = ...) -> None: ...
+    failures: _containers.RepeatedCompositeFieldContainer[SequenceFailure]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., sequence_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., duration_us: _Optional[int] = ..., scores: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidates, _Mapping]]] = ..., speeds: _Optional[_Union[_memory_pb2.Speeds, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ...) -> None: ...
+
+class SequenceFailure(_message.Message):
+    __slots__ = ("sequence_id", "reason")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    reason: str
+    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Candidates(_message.Message):
     __slots__ = ("sequence_id", "token_ids", "logprobs")

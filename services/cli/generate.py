@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from services.cli.connection import connected
+from services.cli.guide_options import GuideOptions
 from services.cli.options import ClientOptions, RequestOptions, SamplingOptions, expand
 from services.cli.output import describe_usage, print_json, streamed_text
 from services.config import setting
@@ -36,6 +37,7 @@ def generate(
     server: ClientOptions,
     search: SearchOptions,
     sampling: SamplingOptions,
+    guide: GuideOptions,
     request: RequestOptions,
     n: Annotated[int | None, typer.Option("--n", "-n", help="Answers to the one prompt.")] = None,
     logprobs: Annotated[
@@ -64,6 +66,7 @@ def generate(
             **asdict(request),
             **asdict(search),
             **sampling.values(),
+            **guide.values(),
         )
         if usage:
             responses = _telling_usage(responses)

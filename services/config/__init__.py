@@ -6,7 +6,7 @@ TOML file, the default written here. The command line derives its options from t
 
 from services.config.addresses import check_address, join_address, model_name_of
 from services.config.executor import ExecutorConfig
-from services.config.files import cache_folder, check_no_certificates, read_api_key, read_pem, read_toml
+from services.config.files import cache_folder, check_no_certificates, read_api_key, read_pem, read_text, read_toml
 from services.config.gateway import GatewayConfig
 from services.config.kvmanager import KVManagerConfig
 from services.config.service import LogLevel, ServiceConfig
@@ -30,6 +30,7 @@ __all__ = [
     "model_name_of",
     "read_api_key",
     "read_pem",
+    "read_text",
     "read_toml",
     "setting",
 ]

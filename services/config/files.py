@@ -60,6 +60,18 @@ def read_operator_key(file: str | None) -> str | None:
     return key
 
 
+def read_text(name: str, path: str) -> str:
+    """The text in the file that an option names.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no text.
+    """
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
 def read_pem(name: str, path: str | None) -> bytes | None:
     """What is in the file that a setting names, if it names one.
 

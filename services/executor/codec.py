@@ -101,6 +101,7 @@ def _decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         penalties=_decode_penalties(message),
+        guide=message.guide.grammar if message.HasField("guide") else None,
     )
 
 
@@ -131,6 +132,8 @@ def encode_result(result: StepResult, duration_us: int) -> executor_pb2.ExecuteR
         message.candidates.extend([_encode_candidates(candidates) for candidates in result.candidates])
     if result.speeds is not None:
         message.speeds.CopyFrom(_encode_speeds(result.speeds))
+    for sequence_id, reason in result.failures:
+        message.failures.add(sequence_id=sequence_id, reason=reason)
     return response
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import torch
 
-from executor.errors import CheckpointError, SettingsError, UnsupportedModel
+from executor.errors import CheckpointError, SettingsError, UnsupportedModel, VocabularyError
 from executor.executor import Executor
+from executor.guides.vocabulary import Vocabulary
 from executor.loader import check_loadable, load_executor
 from executor.progress import tell_nobody
 from executor.settings import ExecutorSettings
 from executor.tensor_parallel import ALONE, Ranks
+from gateway.errors import TokenizerError
+from gateway.loading import load_tokenizer
 from services.config import ConfigError, ExecutorConfig, cache_folder
 from services.progress import ProgressLog
 
@@ -46,7 +49,9 @@ def load(config: ExecutorConfig, ranks: Ranks = ALONE) -> Executor:
     start = time.perf_counter()
     on_progress = ProgressLog(log, time.monotonic) if ranks.is_first else tell_nobody
     try:
-        executor = load_executor(settings_of(config), time.perf_counter, on_progress, ranks)
+        executor = load_executor(
+            settings_of(config), time.perf_counter, on_progress, ranks, lambda: read_vocabulary(config)
+        )
     except _REFUSALS as error:
         raise ConfigError(str(error)) from error
     info = executor.info
@@ -65,6 +70,22 @@ def load(config: ExecutorConfig, ranks: Ranks = ALONE) -> Executor:
     }
     log.info("model loaded", extra=extra)
     return executor
+
+
+def read_vocabulary(config: ExecutorConfig) -> Vocabulary:
+    """What the model's tokens mean, from the tokenizer beside it.
+
+    Raises:
+        VocabularyError: there is none that can be used.
+    """
+    start = time.perf_counter()
+    try:
+        tokenizer = load_tokenizer(config.model)
+    except TokenizerError as error:
+        raise VocabularyError(str(error)) from error
+    vocabulary = Vocabulary(tokenizer.backend.to_str(), tokenizer.eos_token_ids)
+    log.info("tokenizer loaded", extra={"seconds": round(time.perf_counter() - start, 2)})
+    return vocabulary
 
 
 def settings_of(config: ExecutorConfig) -> ExecutorSettings:

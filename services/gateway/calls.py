@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gateway.errors import RequestError
 from gateway.gateway import Gateway
-from gateway.prepared import ModelLimits
+from gateway.prepared import ModelLimits, PreparedRequest
 from gateway.request import GenerationRequest, PinRequest, Prompt
 from gateway.scope import Identity
 from octavo.v1 import common_pb2, inference_pb2
@@ -18,6 +18,7 @@ from services.gateway.answers import Answers, within_deadline
 from services.gateway.backends import Backends
 from services.gateway.call_span import CallSpan
 from services.gateway.codec import core_error
+from services.gateway.guide_checker import GuideChecker
 from services.gateway.identity import Callers
 from services.gateway.mailbox import Mailbox
 from services.gateway.metrics.calls import CallMeter, CallMetrics
@@ -46,6 +47,7 @@ class Calls:
         callers: tells who is calling.
         admission: lets requests in, and counts what they use.
         metrics: are told of calls that compute something.
+        guides: tells which guides can be followed.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Calls:
         admission: Admission,
         tracing: Tracing,
         metrics: CallMetrics,
+        guides: GuideChecker,
     ) -> None:
         self._gateway = gateway
         self._backends = backends
@@ -65,6 +68,7 @@ class Calls:
         self._admission = admission
         self._tracing = tracing
         self._metrics = metrics
+        self._guides = guides
         self._protocol = "grpc"
         self._pinning = Pinning(backends)
 
@@ -100,6 +104,7 @@ class Calls:
                 prepared = await self._in_core(
                     size, lambda limits: self._gateway.prepare(decode(), limits, visit.identity)
                 )
+                await self._check_guide(prepared)
                 await self._answers.begin(within_deadline(prepared, recipient), span, recipient, visit, meter)
 
     async def responses(
@@ -189,6 +194,12 @@ class Calls:
         identity = self.identify(metadata)
         meter.identified(identity.tenant)
         return identity
+
+    async def _check_guide(self, request: PreparedRequest) -> None:
+        try:
+            await self._guides.check(request.sampling.guide)
+        except RequestError as error:
+            raise core_error(error) from error
 
     def _span(self, operation: str, metadata: Metadata) -> CallSpan:
         model = self._gateway.model_name

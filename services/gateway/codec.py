@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from gateway.errors import InvalidArgument, NotFound, PermissionDenied, RequestError, ScopeTooWide
 from gateway.output import Chunk, FinishReason, TokenLogprobs
-from gateway.prepared import BeamSearch, PreparedRequest
+from gateway.prepared import BeamSearch, PreparedGuide, PreparedRequest
 from gateway.request import (
     ChatMessage,
     ChatPrompt,
@@ -128,22 +128,18 @@ def _decode_sampling(message: common_pb2.SamplingParams) -> SamplingParams:
         stop_token_ids=list(message.stop_token_ids),
         logit_bias=dict(message.logit_bias),
         early_stopping=EARLY_STOPPING[message.early_stopping],
-        **given | {"guide": decode_guide(message)},
+        **given | {"guide": _decode_guide(message.guide) if message.HasField("guide") else None},
     )
 
 
-def decode_guide(sampling: common_pb2.SamplingParams) -> Guide | None:
-    """What the answer must look like, if anything."""
-    if not sampling.HasField("guide"):
-        return None
-    guide = sampling.guide
-    match guide.WhichOneof("kind"):
+def _decode_guide(message: common_pb2.Guide) -> Guide:
+    match message.WhichOneof("kind"):
         case None:
             return Guide(None)
         case "choice":
-            return Guide(GuideKind.CHOICE, choices=tuple(guide.choice.choices))
+            return Guide(GuideKind.CHOICE, choices=tuple(message.choice.choices))
         case kind:
-            return Guide(GuideKind(kind), getattr(guide, kind))
+            return Guide(GuideKind(kind), getattr(message, kind))
 
 
 # --- To the KV manager ----------------------------------------------------------------------------------------------
@@ -183,7 +179,7 @@ def encode_submission(
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=sampling.logit_bias,
-            guide=_encode_guide(sampling.guide) if sampling.guide else None,
+            guide=common_pb2.Guide(grammar=sampling.guide.grammar) if sampling.guide else None,
         ),
         timeout_us=request.timeout_us,
         trace=trace,
@@ -196,13 +192,9 @@ def encode_submission(
     )
 
 
-def _encode_guide(guide: Guide) -> common_pb2.Guide:
-    assert guide.kind is not None, "a prepared request has one"
-    if guide.kind is GuideKind.CHOICE:
-        return common_pb2.Guide(choice=common_pb2.ChoiceGuide(choices=guide.choices))
-    message = common_pb2.Guide()
-    setattr(message, guide.kind.value, guide.text)
-    return message
+def decode_prepared_guide(sampling: common_pb2.SamplingParams) -> PreparedGuide | None:
+    """As `encode_submission` told of it."""
+    return PreparedGuide(sampling.guide.grammar) if sampling.HasField("guide") else None
 
 
 def encode_resumption(sequences: Sequence[ReceivedSequence]) -> kvmanager_pb2.Resumption | None:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from gateway.prepared import BeamSearch, PreparedRequest, ResolvedSampling
 from gateway.scope import Scope, ScopeSpan
 from octavo.v1 import kvmanager_pb2, token_log_pb2
-from services.gateway.codec import EARLY_STOPPING, decode_guide, decode_update, encode_submission, encode_update
+from services.gateway.codec import (
+    EARLY_STOPPING,
+    decode_prepared_guide,
+    decode_update,
+    encode_submission,
+    encode_update,
+)
 from services.gateway.received import Update
 from services.rpc.columns import unpack_int32
 
@@ -74,7 +80,7 @@ def decode_request(data: bytes, now: float) -> PreparedRequest:
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=dict(sampling.logit_bias),
-            guide=decode_guide(sampling),
+            guide=decode_prepared_guide(sampling),
         ),
         timeout_us=timeout_us,
         priority=submission.priority,

@@ -17,6 +17,7 @@ from services.gateway.answers import Answers
 from services.gateway.backends import Backends
 from services.gateway.calls import Calls
 from services.gateway.door import Door
+from services.gateway.guide_checker import GuideChecker
 from services.gateway.http.metrics import metrics_routes
 from services.gateway.http.probes import Status, probe_routes
 from services.gateway.http.server import HttpServer
@@ -84,6 +85,7 @@ class GatewayService:
             gateway = Gateway(tokenizer, self._config.model_name, now=datetime.now)
         except TokenizerError as error:
             raise ConfigError(str(error)) from error
+        self._guides = GuideChecker(tokenizer)
         self._answers = Answers(gateway, self._backends, self._logs)
         calls = Calls(
             gateway,
@@ -93,6 +95,7 @@ class GatewayService:
             self._door.admission,
             self._tracing,
             self._call_metrics,
+            self._guides,
         )
         generation = GenerationServicer(calls, self._server.count)
         inference = InferenceServicer(calls.speaking("kserve"), self._server)
@@ -176,6 +179,7 @@ class GatewayService:
             await self._answers.break_off()
         await stopping
         await self.flush_token_logs()
+        await self._guides.close()
         await self._door.close()
         await self._store.close()
         await self._metrics_server.stop()

@@ -236,7 +236,8 @@ def decode_result(message: executor_pb2.StepResult) -> StepResult:
             raise ValueError(f"{name} has {len(column)} entries for {len(sequence_ids)} sequences")
     candidates = {each.sequence_id: _decode_candidates(each) for each in message.candidates}
     speeds = decode_speeds(message.speeds) if message.HasField("speeds") else None
-    return StepResult(message.step, sequence_ids, token_ids, logprobs, scores, candidates, speeds)
+    failures = {each.sequence_id: each.reason for each in message.failures}
+    return StepResult(message.step, sequence_ids, token_ids, logprobs, scores, candidates, speeds, failures)
 
 
 def _decode_candidates(message: executor_pb2.Candidates) -> tuple[list[int], list[float]]:

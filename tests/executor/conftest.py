@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from executor.executor import Executor
+from executor.guides.guide import Guide
 from executor.loader import load_executor
 from executor.model_runner import Row
 from executor.native import Crew, load_library
@@ -245,6 +246,7 @@ def _sequence(draw: Draw, num_candidates: int = 0) -> SequenceState:
         sample_index=draw.sample_index,
         num_candidates=num_candidates,
         ranked=draw.ranked,
+        guide=None if draw.allowed is None else Guide(None, draw.allowed),
     )
 
 

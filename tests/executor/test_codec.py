@@ -126,6 +126,7 @@ def test_sampling_parameters():
         frequency_penalty=-1.5,
         repetition_penalty=1.25,
         logit_bias={5: -100.0, 6: 2.5},
+        guide=common_pb2.Guide(grammar='start: "a"'),
     ) == SamplingParams(
         temperature=0.5,
         top_p=0.25,
@@ -136,6 +137,7 @@ def test_sampling_parameters():
         min_tokens=2,
         stop_token_ids=(7, 8),
         penalties=Penalties(0.5, -1.5, 1.25, {5: -100.0, 6: 2.5}),
+        guide='start: "a"',
     )
 
 
@@ -155,6 +157,7 @@ def test_every_field_of_a_result():
         scores=[-0.5, 0.0],
         candidates=[Candidates(9, [1, 2], [-0.25, float("-inf")])],
         speeds=Speeds(1.0, 2.0, 3.0, 4.0),
+        failures=[(2, "no way on")],
     )
     message = encode_result(result, duration_us=11).result
     assert message == executor_pb2.StepResult(
@@ -176,6 +179,7 @@ def test_every_field_of_a_result():
         speeds=memory_pb2.Speeds(
             prefill_tokens_per_s=1.0, swap_out_blocks_per_s=2.0, swap_in_blocks_per_s=3.0, copy_blocks_per_s=4.0
         ),
+        failures=[executor_pb2.SequenceFailure(sequence_id=2, reason="no way on")],
     )
 
 

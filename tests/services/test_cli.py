@@ -111,6 +111,8 @@ def test_version() -> None:
         (["generate"], "Missing option '--prompt'"),
         (["generate", "--prompt", "x", "--cache-scope", "all"], "cache_scope: must be request, app, tenant or shared:"),
         (["generate", "--prompt", "x", "--logit-bias", "5"], "logit_bias: not ID=BIAS: '5'"),
+        (["generate", "--prompt", "x", "--regex", "a", "--choice", "b"], "regex, choice: an answer can have one guide"),
+        (["generate", "--prompt", "x", "--grammar", "/no/such"], "grammar: cannot read /no/such: No such file"),
         (
             ["generate", "--prompt", "x", "--early-stopping", "soon"],
             "'soon' is not one of 'heuristic', 'first', 'never'",
@@ -263,6 +265,28 @@ def test_generate_sends_how_answers_are_found(address: str, servicer: ScriptedGe
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.25)
     assert dict(sampling.logit_bias) == {5: -100.0, 6: 2.5}
     assert (request.priority, request.cache_scope.shared) == (-7, "docs")
+
+
+def test_generate_sends_what_the_answer_must_look_like(
+    address: str, servicer: ScriptedGeneration, tmp_path: Path
+) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "object"}')
+    grammar.write_text('start: "ä"', "utf-8")
+    for flags in (
+        ["--json-schema", str(schema)],
+        ["--json-schema", ' {"type": "array"}'],
+        ["--grammar", str(grammar)],
+        ["--choice", "yes", "--choice", "no"],
+    ):
+        done = octavo("generate", "--prompt", "x", "--address", address, *flags)
+        assert done.returncode == 0, done.stderr
+    assert [request.sampling.guide for request in servicer.requests] == [
+        common_pb2.Guide(json_schema='{"type": "object"}'),
+        common_pb2.Guide(json_schema=' {"type": "array"}'),
+        common_pb2.Guide(grammar='start: "ä"'),
+        common_pb2.Guide(choice=common_pb2.ChoiceGuide(choices=["yes", "no"])),
+    ]
 
 
 def test_generate_beams_with_their_scores(address: str) -> None:

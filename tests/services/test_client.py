@@ -132,6 +132,50 @@ def test_unknown_early_stopping_is_refused_before_anything_is_sent(address: str,
     assert servicer.requests == []
 
 
+class _Person:
+    """As pydantic's models are asked."""
+
+    @staticmethod
+    def model_json_schema() -> dict[str, object]:
+        return {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("given", "guide"),
+    [
+        ({"json_schema": {"type": "object"}}, common_pb2.Guide(json_schema='{"type": "object"}')),
+        ({"json_schema": '{"type":"object"}'}, common_pb2.Guide(json_schema='{"type":"object"}')),
+        ({"json_schema": _Person}, common_pb2.Guide(json_schema='{"type": "object"}')),
+        ({"regex": "a+"}, common_pb2.Guide(regex="a+")),
+        ({"grammar": 'start: "a"', "regex": None}, common_pb2.Guide(grammar='start: "a"')),
+        ({"choice": ("a", "b")}, common_pb2.Guide(choice=common_pb2.ChoiceGuide(choices=["a", "b"]))),
+        ({"guide": common_pb2.Guide(regex="a")}, common_pb2.Guide(regex="a")),
+    ],
+)
+def test_what_the_answer_must_look_like(
+    address: str, servicer: ScriptedGeneration, given: dict[str, object], guide: common_pb2.Guide
+) -> None:
+    with Client(address) as client:
+        list(client.generate("x", **given))
+    assert servicer.requests[0].sampling.guide == guide
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"regex": "a", "choice": ["b"]}, ValueError, "regex, choice: an answer can have one guide only"),
+        ({"choice": "yes"}, TypeError, "choice must be several texts"),
+        ({"json_schema": 7}, TypeError, "json_schema must be JSON, a mapping or a pydantic model, not 7"),
+    ],
+)
+def test_guides_that_are_none(
+    address: str, servicer: ScriptedGeneration, given: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with Client(address) as client, pytest.raises(error, match=message):
+        client.generate("x", **given)
+    assert servicer.requests == []
+
+
 def test_progress(address: str) -> None:
     with Client(address) as client:
         first, *rest = client.generate("to be", report_progress=True)

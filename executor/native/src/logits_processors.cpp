@@ -1,5 +1,6 @@
 #include "logits_processors.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -8,6 +9,8 @@ namespace octavo {
 namespace {
 
 constexpr int32_t kDone = -1;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLimit = std::numeric_limits<float>::max();
 
 bool penalises_output(const SamplingParams& params) { return params.presence != 0 || params.frequency != 0; }
 
@@ -20,7 +23,6 @@ bool is_too_early_to_stop(const Draw& draw) {
 // Keskar et al., "CTRL", arXiv 1909.05858, section 4.1; negative logits multiplied, as everyone does since. The
 // smallest penalties would make infinities, whose softmax is no number.
 float penalise_repetition(float logit, float penalty) {
-  constexpr float kLimit = std::numeric_limits<float>::max();
   const float after = logit < 0 ? logit * penalty : logit / penalty;
   return after < -kLimit ? -kLimit : after > kLimit ? kLimit : after;
 }
@@ -48,10 +50,34 @@ void penalise(const Draw& draw, float* logits, int64_t vocab, int32_t* counts) {
     if (is_known(*token)) counts[*token] = 0;
 }
 
+void mask_stop_tokens(const SamplingParams& params, float* logits, int64_t vocab) {
+  for (int64_t i = 0; i < params.num_stop_tokens; ++i) {
+    const int64_t token = params.stop_tokens[i];
+    if (token >= 0 && token < vocab) logits[token] = -kInfinity;
+  }
+}
+
+// A token that is allowed keeps a number, whatever the model made of it: else one that is not could be chosen.
+void mask_disallowed(const uint32_t* allowed, float* logits, int64_t vocab) {
+  constexpr int64_t kWord = 32;
+  for (int64_t begin = 0; begin < vocab; begin += kWord) {
+    const uint32_t word = allowed[begin / kWord];
+    const int64_t size = std::min(kWord, vocab - begin);
+    float* some = logits + begin;
+    if (word == 0) {
+      std::fill(some, some + size, -kInfinity);
+      continue;
+    }
+    for (int64_t i = 0; i < size; ++i)
+      some[i] = !(word >> i & 1) ? -kInfinity : some[i] > kLimit ? kLimit : some[i] >= -kLimit ? some[i] : -kLimit;
+  }
+}
+
 }  // namespace
 
 bool changes_logits(const Draw& draw) {
-  return draw.params->num_biases > 0 || penalises(*draw.params) || is_too_early_to_stop(draw);
+  const SamplingParams& params = *draw.params;
+  return params.num_biases > 0 || penalises(params) || is_too_early_to_stop(draw) || params.allowed;
 }
 
 void process_logits(const Draw& draw, float* logits, int64_t vocab, int32_t* counts) {
@@ -61,11 +87,8 @@ void process_logits(const Draw& draw, float* logits, int64_t vocab, int32_t* cou
     if (token >= 0 && token < vocab) logits[token] += params.biases[i];
   }
   if (penalises(params)) penalise(draw, logits, vocab, counts);
-  if (!is_too_early_to_stop(draw)) return;
-  for (int64_t i = 0; i < params.num_stop_tokens; ++i) {
-    const int64_t token = params.stop_tokens[i];
-    if (token >= 0 && token < vocab) logits[token] = -std::numeric_limits<float>::infinity();
-  }
+  if (is_too_early_to_stop(draw)) mask_stop_tokens(params, logits, vocab);
+  if (params.allowed) mask_disallowed(params.allowed, logits, vocab);
 }
 
 }  // namespace octavo

@@ -30,6 +30,7 @@ struct SamplingParams {
   int64_t min_tokens;
   int64_t num_stop_tokens;
   const int64_t* stop_tokens;
+  const uint32_t* allowed;  // a bit for each token, lowest first: those that a guide allows; null: all
 };
 
 enum class Purpose : int64_t {

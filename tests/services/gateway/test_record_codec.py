@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.output import FinishReason, TokenLogprobs
-from gateway.prepared import BeamSearch, PreparedRequest
-from gateway.request import EarlyStopping, Guide, GuideKind
+from gateway.prepared import BeamSearch, PreparedGuide, PreparedRequest
+from gateway.request import EarlyStopping
 from gateway.scope import Scope, ScopeSpan
 from octavo.v1 import common_pb2, kvmanager_pb2
 from services.gateway.received import Update
@@ -44,26 +44,15 @@ EVERYTHING = replace(
         frequency_penalty=1.5,
         repetition_penalty=2.0,
         logit_bias={5: -100.0, 6: 2.5},
+        guide=PreparedGuide('{"grammars": [{"lark_grammar": "start: /[日a]+/"}]}'),
     ),
 )
-GUIDES = [
-    Guide(GuideKind.JSON_SCHEMA, '{"type": "object"}'),
-    Guide(GuideKind.REGEX, "[日a]+"),
-    Guide(GuideKind.GRAMMAR, 'start: "a"'),
-    Guide(GuideKind.CHOICE, choices=("yes", "no")),
-]
 BEAMS = prepared(n=2, kept=2, beam=BeamSearch(4, 0.5, EarlyStopping.NEVER))
 
 
 @pytest.mark.parametrize("request_", [PLAIN, EVERYTHING, BEAMS, prepared(best_of=4)])
 def test_a_request(request_: PreparedRequest) -> None:
     assert decode_request(encode_request(request_, None), 0.0) == request_
-
-
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.kind.value)
-def test_what_its_answer_must_look_like(guide: Guide) -> None:
-    request = replace(PLAIN, sampling=replace(PLAIN.sampling, guide=guide))
-    assert decode_request(encode_request(request, None), 0.0) == request
 
 
 @pytest.mark.parametrize(("now", "left"), [(90.0, 10_000_000), (99.75, 250_000), (100.0, 1), (5000.0, 1)])

@@ -211,19 +211,28 @@ def test_a_result() -> None:
     speeds = memory_pb2.Speeds(
         prefill_tokens_per_s=1, swap_out_blocks_per_s=2, swap_in_blocks_per_s=3, copy_blocks_per_s=4
     )
+    failure = executor_pb2.SequenceFailure(sequence_id=4, reason="no way on")
     decoded = decode_result(
-        result(logprobs=logprobs, scores=pack_float32([-0.5, 0.0]), candidates=[candidates], speeds=speeds)
+        result(
+            logprobs=logprobs,
+            scores=pack_float32([-0.5, 0.0]),
+            candidates=[candidates],
+            speeds=speeds,
+            failures=[failure],
+        )
     )
     assert (decoded.step, decoded.sequence_ids, decoded.token_ids) == (3, [4, 2**40], [7, 8])
     assert decoded.logprobs == logprobs
     assert decoded.scores == [-0.5, 0.0]
     assert decoded.candidates == {6: ([1, 2], [-0.25, -4.0])}
     assert decoded.speeds == Speeds(1, 2, 3, 4)
+    assert decoded.failures == {4: "no way on"}
 
 
 def test_a_result_without_the_rare_things() -> None:
     decoded = decode_result(result())
     assert (decoded.logprobs, decoded.scores, decoded.candidates, decoded.speeds) == ([], [], {}, None)
+    assert decoded.failures == {}
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ _LONGEST_INTERVAL = 60.0
 
 _LOWEST_PRIORITY = 100
 
+MAX_SEQUENCES = 256
+"""Of all prompts of a request together: each response of a stream has a place for each."""
+
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
@@ -81,7 +84,7 @@ class InferRequest:
 
 
 def decode_request(
-    message: inference_pb2.ModelInferRequest, seconds_left: float | None, *, may_stream: bool = True
+    message: inference_pb2.ModelInferRequest, seconds_left: float | None, may_stream: bool = True
 ) -> InferRequest:
     """Reads a request.
 
@@ -98,6 +101,7 @@ def decode_request(
         raise invalid(TEXT_INPUT, "is missing")
     text_input = inputs.pop(TEXT_INPUT)
     texts = _texts(text_input)
+    _check_sequences(len(texts), 1)
     settings = decode_settings(inputs.values(), message.parameters, len(texts))
     stream = _of_all(settings, "stream", False)
     if stream and not may_stream:
@@ -106,6 +110,8 @@ def decode_request(
     if stream and not excludes_input:
         raise invalid("exclude_input_in_output", "must be true or absent where text is streamed")
     outputs = _outputs(message, settings)
+    num_sequences = _num_sequences(settings)
+    _check_sequences(len(texts), num_sequences)
     return InferRequest(
         id=message.id,
         model_name=message.model_name,
@@ -118,7 +124,7 @@ def decode_request(
         stream=stream,
         repeats_input=not excludes_input,
         shape=text_input.shape,
-        num_sequences=_num_sequences(settings),
+        num_sequences=num_sequences,
         raw=bool(message.raw_input_contents),
     )
 
@@ -150,6 +156,12 @@ def _num_sequences(settings: Sequence[Settings]) -> int:
     if len(counts) > 1:
         raise invalid("n", "must be the same for all prompts of a request")
     return max(1, counts.pop())
+
+
+def _check_sequences(num_prompts: int, num_sequences: int) -> None:
+    if num_prompts * num_sequences > MAX_SEQUENCES:
+        what = f"{num_prompts} prompts with {num_sequences} sequences each are too many"
+        raise invalid(TEXT_INPUT, f"{what}: at most {MAX_SEQUENCES} in all")
 
 
 def _outputs(message: inference_pb2.ModelInferRequest, settings: Sequence[Settings]) -> list[str]:

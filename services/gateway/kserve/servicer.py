@@ -12,12 +12,12 @@ import grpc
 from google.protobuf.message import Message
 
 from octavo.kserve import inference_pb2
-from services.gateway.calls import Calls
+from services.gateway.calls import LONG_REQUEST_BYTES, Calls
 from services.gateway.kserve.description import PLATFORM, model_config, model_metadata
 from services.gateway.kserve.errors import not_found
 from services.gateway.kserve.inference import Inference
 from services.gateway.kserve.merged_stream import MergedStream
-from services.gateway.kserve.requests import VERSION, check_version, decode_request
+from services.gateway.kserve.requests import VERSION, InferRequest, check_version, decode_request
 from services.gateway.servicer import metadata_of
 from services.rpc.parsing import parse
 from services.rpc.server import Context, RpcServer
@@ -108,7 +108,7 @@ class InferenceServicer:
         metadata = metadata_of(context)
         self._calls.identify(metadata)
         message = parse(inference_pb2.ModelInferRequest, data)
-        request = decode_request(message, context.time_remaining(), may_stream=False)
+        request = await _decode(message, len(data), context, may_stream=False)
         return await self._inference.response(request, metadata)
 
     async def model_stream_infer(self, messages: AsyncIterator[bytes], context: Context) -> None:
@@ -153,12 +153,20 @@ class InferenceServicer:
         with self._server.counting():
             try:
                 message = parse(inference_pb2.ModelInferRequest, data)
-                request = decode_request(message, context.time_remaining())
+                request = await _decode(message, len(data), context, may_stream=True)
                 async with aclosing(self._inference.responses(request, metadata_of(context))) as answer:
                     async for response in answer:
                         await responses.put(inference_pb2.ModelStreamInferResponse(infer_response=response))
             except RpcError as error:
                 await responses.put(_failure(error, message.id))
+
+
+async def _decode(
+    message: inference_pb2.ModelInferRequest, size: int, context: Context, *, may_stream: bool
+) -> InferRequest:
+    if size < LONG_REQUEST_BYTES:
+        return decode_request(message, context.time_remaining(), may_stream)
+    return await asyncio.to_thread(decode_request, message, context.time_remaining(), may_stream)
 
 
 def _failure(error: RpcError, request_id: str) -> inference_pb2.ModelStreamInferResponse:

@@ -87,6 +87,15 @@ _SAMPLING = {
     "guided_decoding": Setting("BYTES", as_guide, "guide"),
 }
 
+
+def _as_sampling_parameters(name: str, value: Any) -> dict[str, Any]:
+    """A JSON object, with its values read."""
+    given = {each: content for each, content in as_object(name, value).items() if content is not None}
+    for unknown in given.keys() - _SAMPLING.keys():
+        raise invalid(f"{name}.{unknown}", "there is no such sampling parameter")
+    return {each: _SAMPLING[each].read(each, content) for each, content in given.items()}
+
+
 SETTINGS = {
     "stream": Setting("BOOL", as_flag),
     "exclude_input_in_output": Setting("BOOL", as_flag),
@@ -94,7 +103,7 @@ SETTINGS = {
     "return_cumulative_logprob": Setting("BOOL", as_flag),
     "return_num_input_tokens": Setting("BOOL", as_flag),
     "return_num_output_tokens": Setting("BOOL", as_flag),
-    SAMPLING_PARAMETERS: Setting("BYTES", as_object),
+    SAMPLING_PARAMETERS: Setting("BYTES", _as_sampling_parameters),
     **_SAMPLING,
 }
 
@@ -133,18 +142,18 @@ def decode_settings(
     Raises:
         RpcError: INVALID_ARGUMENT, naming the one at fault.
     """
-    given = [dict(_from_parameters(parameters)) for _ in range(num_prompts)]
+    of_all = dict(_from_parameters(parameters))
+    of_each: list[dict[str, Any]] = [{} for _ in range(num_prompts)]
     for tensor in tensors:
-        setting = SETTINGS.get(tensor.name)
-        if setting is None:
-            raise invalid(tensor.name, "the model has no such input")
-        if tensor.datatype not in _TAKEN[setting.datatype]:
-            raise invalid(tensor.name, f"datatype must be {setting.datatype}, is {tensor.datatype}")
-        for values, value in zip(given, _for_each_prompt(tensor, setting, num_prompts), strict=True):
-            if tensor.name in values:
-                raise invalid(tensor.name, "is given twice, as an input and as a parameter")
-            values[tensor.name] = setting.read(tensor.name, value)
-    return [_sorted(values) for values in given]
+        if tensor.name in of_all:
+            raise invalid(tensor.name, "is given twice, as an input and as a parameter")
+        values = _from_tensor(tensor, num_prompts)
+        if len(values) == 1:
+            of_all[tensor.name] = values[0]
+        else:
+            for given, value in zip(of_each, values, strict=True):
+                given[tensor.name] = value
+    return [_sorted(of_all | given) for given in of_each]
 
 
 def _from_parameters(parameters: Mapping[str, inference_pb2.InferParameter]) -> Iterable[tuple[str, Any]]:
@@ -158,8 +167,13 @@ def _from_parameters(parameters: Mapping[str, inference_pb2.InferParameter]) -> 
         yield name, setting.read(name, getattr(parameter, choice))
 
 
-def _for_each_prompt(tensor: Tensor, setting: Setting, num_prompts: int) -> list[Any]:
+def _from_tensor(tensor: Tensor, num_prompts: int) -> list[Any]:
     """One value for all prompts, or one for each."""
+    setting = SETTINGS.get(tensor.name)
+    if setting is None:
+        raise invalid(tensor.name, "the model has no such input")
+    if tensor.datatype not in _TAKEN[setting.datatype]:
+        raise invalid(tensor.name, f"datatype must be {setting.datatype}, is {tensor.datatype}")
     shape, values = tensor.shape, list(tensor.values)
     if setting.is_list:
         rows, columns = (1, shape[0]) if len(shape) == 1 else (shape[0], len(values) // shape[0])
@@ -168,15 +182,16 @@ def _for_each_prompt(tensor: Tensor, setting: Setting, num_prompts: int) -> list
         raise invalid(
             tensor.name, f"shape must be of one value, or one for each of {num_prompts} prompts, is {list(shape)}"
         )
-    return values if len(values) == num_prompts else values * num_prompts
+    return [setting.read(tensor.name, value) for value in values]
 
 
-def _sorted(values: dict[str, Any]) -> Settings:
+def _sorted(values: Mapping[str, Any]) -> Settings:
+    """Sampling parameters, wherever they were given, and the rest."""
     sampling: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     others = {name: value for name, value in values.items() if name not in _SAMPLING}
-    in_json = _from_json(others.pop(SAMPLING_PARAMETERS, {}))
-    for name, value in [*((name, each) for name, each in values.items() if name in _SAMPLING), *in_json]:
+    alone = {name: value for name, value in values.items() if name in _SAMPLING}
+    for name, value in [*alone.items(), *others.pop(SAMPLING_PARAMETERS, {}).items()]:
         parameter = _SAMPLING[name].sampling
         if parameter in given_as:
             other = given_as[parameter]
@@ -184,11 +199,3 @@ def _sorted(values: dict[str, Any]) -> Settings:
         given_as[parameter] = name
         sampling[parameter] = value
     return Settings(SamplingParams(**sampling), given_as, others)
-
-
-def _from_json(given: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    for name, value in given.items():
-        if name not in _SAMPLING:
-            raise invalid(f"{SAMPLING_PARAMETERS}.{name}", "there is no such sampling parameter")
-        if value is not None:
-            yield name, _SAMPLING[name].read(name, value)

@@ -183,7 +183,7 @@ async def test_several_prompts_keep_their_order(model: Path, shape: list[int], n
         outputs=["num_input_tokens", "text_output"],
         exclude_input_in_output=("BOOL", [1], [True]),
         max_tokens=("INT32", shape, [5, 6, 7]),
-        stop=("BYTES", [2], [b"x", b"y"]),
+        stop=("BYTES", [3, 2], [b"x", b"y", b"x", b"", b"z", b"z"]),
         parameters={"n": n},
     )
     async with serving(model, last_first) as (made, stub):
@@ -206,6 +206,16 @@ async def test_a_prompt_that_is_refused_ends_the_others(model: Path) -> None:
         assert (code, message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
         while len(made.kvmanager.aborts) < 2:
             await asyncio.sleep(0.005)
+
+
+async def test_a_long_prompt(model: Path) -> None:
+    """It is read on a thread; what is wrong with it is said all the same."""
+    async with serving(model, echo) as (_, stub):
+        code, message, field = await error_of(stub.ModelInfer(infer_request("a" * 20_000)))
+        assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "text_input")
+        assert "20000 tokens" in message
+        code, _, field = await error_of(stub.ModelInfer(infer_request("a" * 20_000, max_tokens=FLAG)))
+        assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "max_tokens")
 
 
 async def test_a_client_that_leaves_ends_its_request(model: Path) -> None:
@@ -264,6 +274,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ("BYTES", [1], [b"\xff"])}, "text_input", "UTF-8"),
     ({"prompt": ""}, "text_input", "must not be empty"),
     ({"prompt": "a" * 64}, "text_input", "64 tokens"),
+    ({"prompt": text(*"a" * 257)}, "text_input", "at most 256"),
+    ({"prompt": text(*"a" * 129), "n": ("INT32", [1], [2])}, "text_input", "at most 256"),
+    ({"n": ("INT32", [1], [2**31 - 1])}, "text_input", "at most 256"),
+    ({"n": ("INT32", [1], [-1])}, "n", "from 1"),
+    ({"n": ("INT32", [1], [65])}, "n", "from 1 to 64"),
+    ({"prompt": text("a", "b"), "max_tokens": ("INT32", [3], [1, 2, 3])}, "max_tokens", "each of 2 prompts"),
+    ({"prompt": text("a", "b"), "stop": ("BYTES", [3, 1], [b"x"] * 3)}, "stop", "each of 2 prompts"),
     ({"stream": FLAG}, "stream", "ModelStreamInfer"),
     ({"stream": INT}, "stream", "datatype must be BOOL"),
     ({"image": BYTES}, "image", "no such input"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -19,9 +20,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.errors import InvalidArgument, TokenizerError
-from gateway.request import ChatMessage
+from gateway.request import ChatMessage, ChatRendering
 
 FIELD = "prompt.chat"
+
+_USUAL = ChatRendering()
+_GIVEN_HERE = {"messages", "tools", "documents", "add_generation_prompt", "strftime_now"}
 
 
 class ChatTemplate:
@@ -47,22 +51,27 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
 
-    def render(self, messages: Sequence[ChatMessage], field: str = FIELD) -> str:
-        """The conversation as text, up to where the model's answer begins.
+    def render(self, messages: Sequence[ChatMessage], field: str = FIELD, rendering: ChatRendering = _USUAL) -> str:
+        """The conversation as text.
 
         The text already holds the special tokens: it is encoded without adding any.
 
         Args:
             messages: The conversation.
             field: Where the request holds it, for the error.
+            rendering: How.
 
         Raises:
             InvalidArgument: The model has no template, or its template refuses this conversation.
         """
-        return self.render_with_borders(messages, (), field)[0]
+        return self.render_with_borders(messages, (), field, rendering)[0]
 
     def render_with_borders(
-        self, messages: Sequence[ChatMessage], counts: Sequence[int], field: str = FIELD
+        self,
+        messages: Sequence[ChatMessage],
+        counts: Sequence[int],
+        field: str = FIELD,
+        rendering: ChatRendering = _USUAL,
     ) -> tuple[str, list[int]]:
         """The conversation as text, and how much of it certainly comes from its first messages alone.
 
@@ -74,6 +83,7 @@ class ChatTemplate:
             messages: The conversation.
             counts: Numbers of first messages.
             field: Where the request holds the conversation, for the error.
+            rendering: How.
 
         Returns:
             The text, and for each count a number of characters.
@@ -83,30 +93,36 @@ class ChatTemplate:
         """
         if self._template is None:
             raise InvalidArgument(field, "the model has no chat template; send text or token ids")
+        if taken := (_GIVEN_HERE | self._special_tokens.keys()) & rendering.arguments.keys():
+            raise InvalidArgument(field, f"{min(taken)} can't be an argument of the chat template: it is given already")
         # The same moment in all of them.
         now = functools.cache(self._now)
         try:
-            text = self._render(messages, now, answer_follows=True)
+            text = self._render(messages, now, rendering)
         except Exception as error:  # a template may raise anything, and it is always about this conversation
             raise InvalidArgument(field, f"the model's chat template refuses the messages: {error}") from error
-        return text, [self._agreement(text, messages[:count], now) for count in counts]
+        alone = replace(rendering, answer_follows=False)
+        return text, [self._agreement(text, messages[:count], now, alone) for count in counts]
 
-    def _agreement(self, text: str, first_messages: Sequence[ChatMessage], now: Callable[[], datetime]) -> int:
+    def _agreement(
+        self, text: str, first_messages: Sequence[ChatMessage], now: Callable[[], datetime], rendering: ChatRendering
+    ) -> int:
         try:
-            alone = self._render(first_messages, now, answer_follows=False)
+            alone = self._render(first_messages, now, rendering)
         except Exception:  # as above
             return 0
         pairs = enumerate(zip(text, alone, strict=False))
         return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(text), len(alone)))
 
-    def _render(self, messages: Sequence[ChatMessage], now: Callable[[], datetime], *, answer_follows: bool) -> str:
+    def _render(self, messages: Sequence[ChatMessage], now: Callable[[], datetime], rendering: ChatRendering) -> str:
         assert self._template is not None
         return self._template.render(
             **self._special_tokens,
+            **rendering.arguments,
             messages=[{"role": message.role, "content": message.content} for message in messages],
             tools=None,
             documents=None,
-            add_generation_prompt=answer_follows,
+            add_generation_prompt=rendering.answer_follows,
             strftime_now=lambda form: now().strftime(form),
         )
 

@@ -38,8 +38,8 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        kinds = set(_decoder_kinds(tokenizer))
-        self._byte_level = _ByteLevelTokens(tokenizer) if "ByteLevel" in kinds else None
+        kinds = set(decoder_kinds(tokenizer))
+        self._byte_level = ByteLevelTokens(tokenizer) if "ByteLevel" in kinds else None
         self._byte_fallback = "ByteFallback" in kinds
         known = {"ByteLevel", "Fuse"} if self._byte_level else _INDEPENDENT | {"ByteFallback"}
         if not kinds <= known:
@@ -57,7 +57,7 @@ class DetokenizerFactory:
 _INDEPENDENT = {"Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
 
 
-def _decoder_kinds(tokenizer: Tokenizer) -> Iterator[str]:
+def decoder_kinds(tokenizer: Tokenizer) -> Iterator[str]:
     decoder = tokenizer.backend.decoder
     pending: list[Any] = [] if decoder is None else [json.loads(decoder.__getstate__())]
     while pending:
@@ -81,7 +81,7 @@ def byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-class _ByteLevelTokens:
+class ByteLevelTokens:
     """The bytes of each token, worked out when first seen."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -104,7 +104,7 @@ class _ByteLevelTokens:
 
 
 class _ByteLevelDetokenizer:
-    def __init__(self, tokens: _ByteLevelTokens, skipped: frozenset[int]) -> None:
+    def __init__(self, tokens: ByteLevelTokens, skipped: frozenset[int]) -> None:
         self._tokens = tokens
         self._skipped = skipped
         # Keeps up to three bytes of an incomplete character.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from gateway.validation import (
     check_request_id,
     check_response_interval,
     check_timeout,
+    check_token_ids,
     check_ttl,
     prompt_field,
 )
@@ -165,6 +166,17 @@ class Gateway:
         """
         self._check_model(model)
         return self._prompts.encode(prompt, limits)[0]
+
+    def detokenize(self, token_ids: Sequence[int], limits: ModelLimits, model: str = "") -> str:
+        """The text of token ids, with special tokens written out.
+
+        Raises:
+            InvalidArgument: An id is none of the model's.
+            NotFound: The model is not served here.
+        """
+        self._check_model(model)
+        check_token_ids(token_ids, "token_ids", limits.vocab_size)
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def output(self, request: PreparedRequest) -> RequestOutput:
         """Where the tokens that the backend sends for a request become text."""

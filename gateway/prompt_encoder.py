@@ -55,9 +55,9 @@ class PromptEncoder:
             _check_ids(prompt, limits)
             return list(whole.token_ids), ends
         if isinstance(whole, TextPrompt):
-            token_ids, counts = self._encode_text(whole.text, ends, field, add_special_tokens=True)
+            token_ids, counts = self._encode_text(whole.text, ends, field, add_special_tokens=whole.add_special_tokens)
         else:
-            text, ends = self._chat_template.render_with_borders(whole.messages, ends, field)
+            text, ends = self._chat_template.render_with_borders(whole.messages, ends, field, whole.rendering)
             # The template has written the special tokens already.
             token_ids, counts = self._encode_text(text, ends, field, add_special_tokens=False)
         if not token_ids:
@@ -80,10 +80,11 @@ def _joined(prompt: SegmentedPrompt) -> TextPrompt | ChatPrompt | TokenPrompt:
     """The prompt without its borders. All segments are of one kind."""
     contents = [segment.content for segment in prompt.segments]
     if isinstance(contents[0], TextPrompt):
-        return TextPrompt("".join(each.text for each in contents if isinstance(each, TextPrompt)))
+        text = "".join(each.text for each in contents if isinstance(each, TextPrompt))
+        return TextPrompt(text, contents[0].add_special_tokens)
     if isinstance(contents[0], TokenPrompt):
         return TokenPrompt([token for each in contents if isinstance(each, TokenPrompt) for token in each.token_ids])
-    return ChatPrompt([each for each in contents if isinstance(each, ChatMessage)])
+    return ChatPrompt([each for each in contents if isinstance(each, ChatMessage)], prompt.rendering)
 
 
 def _ends(prompt: Prompt, borders: Sequence[int]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from gateway.scope import CacheScope
 
@@ -74,9 +75,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Plain text, tokenized as it is, with the special tokens that the tokenizer adds."""
+    """Plain text, tokenized as it is.
+
+    Attributes:
+        add_special_tokens: With the special tokens that the tokenizer adds. Of segments the first one's counts.
+    """
 
     text: str
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +94,28 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatRendering:
+    """What a chat template is told beside the messages.
+
+    Attributes:
+        answer_follows: The text goes up to where the model's answer begins; else it ends with the last message.
+        arguments: What this template in particular knows, by name.
+    """
+
+    answer_follows: bool = True
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, rendered with the model's chat template."""
+    """A conversation, rendered with the model's chat template.
+
+    Attributes:
+        rendering: How.
+    """
 
     messages: Sequence[ChatMessage]
+    rendering: ChatRendering = field(default_factory=ChatRendering)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +147,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentedPrompt:
-    """Parts of one kind that are joined to a text, a conversation or token ids."""
+    """Parts of one kind that are joined to a text, a conversation or token ids.
+
+    Attributes:
+        rendering: Of a conversation.
+    """
 
     segments: Sequence[Segment]
+    rendering: ChatRendering = field(default_factory=ChatRendering)
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt | SegmentedPrompt

@@ -95,9 +95,17 @@ class Calls:
     # Generating
 
     async def generate(
-        self, decode: Callable[[], GenerationRequest], size: int, metadata: Metadata, recipient: Recipient
+        self,
+        decode: Callable[[], GenerationRequest],
+        size: int,
+        metadata: Metadata,
+        recipient: Recipient,
+        on_prepared: Callable[[PreparedRequest], None] = lambda prepared: None,
     ) -> None:
-        """Sends the recipient `GenerateResponse` messages, as bytes, until the one with the usage."""
+        """Sends the recipient `GenerateResponse` messages, as bytes, until the one with the usage.
+
+        Before the first one, `on_prepared` is told what the request came to.
+        """
         with self._metrics.call(self._protocol, "generate") as meter, self._span("chat", metadata) as span:
             meter.trace_id = sampled_trace_id(span.context or _trace_context(metadata))
             with self._admission.visit(self._identify(metadata, meter)) as visit:
@@ -105,6 +113,7 @@ class Calls:
                     size, lambda limits: self._gateway.prepare(decode(), limits, visit.identity)
                 )
                 await self._check_guide(prepared)
+                on_prepared(prepared)
                 await self._answers.begin(within_deadline(prepared, recipient), span, recipient, visit, meter)
 
     async def responses(
@@ -166,6 +175,10 @@ class Calls:
     async def tokenize(self, decode: Callable[[], Prompt | None], size: int, model: str = "") -> list[int]:
         """A prompt's token ids."""
         return await self._in_core(size, lambda limits: self._gateway.tokenize(decode(), limits, model=model))
+
+    async def detokenize(self, token_ids: Sequence[int], size: int, model: str = "") -> str:
+        """The text of token ids."""
+        return await self._in_core(size, lambda limits: self._gateway.detokenize(token_ids, limits, model=model))
 
     @property
     def model(self) -> inference_pb2.Model:

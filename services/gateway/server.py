@@ -19,6 +19,7 @@ from services.gateway.calls import Calls
 from services.gateway.door import Door
 from services.gateway.guide_checker import GuideChecker
 from services.gateway.http.metrics import metrics_routes
+from services.gateway.http.openai.routes import openai_routes
 from services.gateway.http.probes import Status, probe_routes
 from services.gateway.http.server import HttpServer
 from services.gateway.kserve.servicer import SERVICE as INFERENCE_SERVICE
@@ -125,18 +126,22 @@ class GatewayService:
         await self._server.start()
         await self._metrics_server.start()
         if self._http is not None:
-            await self._http.start(self._routes(self._http))
+            await self._http.start(self._routes(self._http, calls))
 
     @property
     def http_address(self) -> str:
         """``host:port`` where HTTP is served; empty where it isn't."""
         return "" if self._http is None else self._http.address
 
-    def _routes(self, http: HttpServer) -> list[BaseRoute]:
+    def _routes(self, http: HttpServer, calls: Calls) -> list[BaseRoute]:
         def status() -> Status:
             return Status(self._backends.ready, http.draining, self._store.available)
 
-        return [*probe_routes(status), *metrics_routes(self._exposition, self._door.viewers)]
+        return [
+            *probe_routes(status),
+            *metrics_routes(self._exposition, self._door.viewers),
+            *openai_routes(calls.speaking("openai")),
+        ]
 
     async def run(self) -> None:
         await asyncio.gather(

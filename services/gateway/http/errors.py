@@ -38,7 +38,6 @@ _STATUS_OF_CODE = {
 _TYPE_OF_STATUS = {
     401: "authentication_error",
     403: "permission_error",
-    404: "not_found_error",
     409: "conflict_error",
     429: "rate_limit_error",
 }

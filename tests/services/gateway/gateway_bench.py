@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,8 +26,14 @@ STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def save_bytes_tokenizer(folder: Path) -> Path:
-    """A tokenizer that knows bytes only."""
+def save_bytes_tokenizer(folder: Path, *, eos: str | None = None) -> Path:
+    """A tokenizer that knows bytes only.
+
+    Args:
+        eos: One of the letters, which then ends answers: without such a token none can be guided.
+    """
+    if eos is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
     backend = tokenizers.Tokenizer(models.BPE({letter: index for index, letter in enumerate(ALPHABET)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

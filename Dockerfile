@@ -17,7 +17,7 @@ RUN python -m venv /opt/octavo
 ENV PATH=/opt/octavo/bin:$PATH
 WORKDIR /build
 COPY pyproject.toml constraints.txt deploy/requirements.py ./
-RUN python requirements.py > core.txt && pip install --quiet -c constraints.txt -r core.txt
+RUN python requirements.py vllm > core.txt && pip install --quiet -c constraints.txt -r core.txt
 
 # What the executor needs beyond that, alone in /layer: files that the environment did not have before.
 FROM core-dependencies AS executor-dependencies

@@ -26,7 +26,8 @@ class Smg:
         port, self._metrics_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{port}/v1"
         command = [str(python), "-m", "smg", "launch", "--host=127.0.0.1", f"--port={port}", "--log-level=info"]
-        command += [f"--prometheus-port={self._metrics_port}", "--policy=cache_aware", "--worker-urls"]
+        command += [f"--prometheus-port={self._metrics_port}", "--policy=cache_aware", "--load-monitor-interval=1"]
+        command.append("--worker-urls")
         command += [f"grpc://{worker}" for worker in workers]
         # It looks for a model's tokenizer on the hub first, and asks its worker then.
         self._process: Process = processes.other("smg", command, HF_ENDPOINT=f"http://127.0.0.1:{free_port()}")

@@ -120,6 +120,23 @@ def test_requests_go_where_their_prefix_is_cached(client: openai.OpenAI, smg: Sm
         assert gained == [usage.prompt_tokens_details.cached_tokens if each is stack else 0 for each in stacks]
 
 
+def test_it_knows_how_busy_each_stack_is(smg: Smg, stacks: list[Stack]) -> None:
+    busy, idle = stacks
+    with busy.executor.held():
+        calls = [busy.caller.start(f"{number} waits again", max_tokens=8, ignore_eos=True) for number in range(3)]
+
+        def requests(stack: Stack) -> float:
+            running = smg.metric("smg_engine_running_requests", stack.gateway.address)
+            return running + smg.metric("smg_engine_waiting_requests", stack.gateway.address)
+
+        eventually(lambda: requests(busy) == 3, what="smg knows of three requests")
+        assert requests(idle) == 0
+        assert smg.metric("smg_engine_token_usage", busy.gateway.address) > 0
+    for call in calls:
+        call.result()
+    eventually(lambda: requests(busy) == 0, what="smg knows that they are over")
+
+
 def test_a_new_kv_manager_s_cache_is_learned_anew(client: openai.OpenAI, smg: Smg, stacks: list[Stack]) -> None:
     """It adopts what the executor holds, and the router hears of that."""
     one = stacks[0]

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -89,9 +90,21 @@ def _event(choices: list[dict[str, Any]], **more: Any) -> str:
 
 
 @contextmanager
-def serving(scripted: ScriptedOpenAI) -> Iterator[str]:
-    """Serves on loopback, and gives the base URL."""
-    config = uvicorn.Config(scripted.app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=0)
+def serving(scripted: ScriptedOpenAI, tls: tuple[Path, Path] | None = None) -> Iterator[str]:
+    """Serves on loopback, and gives the base URL.
+
+    Args:
+        tls: Files with a certificate and its key.
+    """
+    config = uvicorn.Config(
+        scripted.app,
+        host="127.0.0.1",
+        port=0,
+        log_level="critical",
+        timeout_graceful_shutdown=0,
+        ssl_certfile=tls[0] if tls else None,
+        ssl_keyfile=tls[1] if tls else None,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -100,7 +113,7 @@ def serving(scripted: ScriptedOpenAI) -> Iterator[str]:
         thread.join(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{port}/v1"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{port}/v1"
     finally:
         server.should_exit = True
         thread.join(10)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from services.certificates import make_certificates
 from services.cli.app import run
 from services.cli.bench.lengths import parse_lengths
 from services.cli.bench.load import Load, Record, spread
@@ -535,3 +537,13 @@ def test_a_client_that_is_late_says_so() -> None:
     punctual = [Record(number, 0.0, 0.001, [(1.0, 1)], ended=1.0) for number in range(10)]
     assert list(warnings(Summary.of(punctual, Slo(), [0.001] * 10))) == []
     assert "read responses up to 200.0 ms late" in next(warnings(Summary.of(punctual, Slo(), [0.2] * 10)))
+
+
+def test_over_tls(tmp_path: Path, scripted: ScriptedOpenAI, capsys: pytest.CaptureFixture[str]) -> None:
+    make_certificates(tmp_path, (), 1, datetime.now(timezone.utc))
+    with serving(scripted, (tmp_path / "gateway.pem", tmp_path / "gateway-key.pem")) as url:
+        assert url.startswith("https://")
+        assert run(["bench", "--url", url, "--tls-ca", str(tmp_path / "ca.pem"), "--requests", "2"]) == 0
+        assert "2 of 2" in capsys.readouterr().out
+        assert run(["bench", "--url", url, "--requests", "2"]) == 2
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err

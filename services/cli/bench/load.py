@@ -192,14 +192,18 @@ class Load:
 
 
 def spread(arrivals: list[tuple[float, int]], tokens: int) -> list[tuple[float, int]]:
-    """The same times with so many tokens in all, as evenly as whole numbers allow, the first one with at least one.
+    """The same times with so many tokens in all: one in the first response, which servers send at once, and the others
+    over the later responses as evenly as whole numbers allow.
 
     Over HTTP nobody says how many tokens a response brings, only how many there were in all.
     """
-    count = len(arrivals)
-    # Rounded up, so that the first has one.
-    until = [-(-tokens * (number + 1) // count) for number in range(count)]
-    return [(time, end - begin) for (time, _), begin, end in zip(arrivals, [0, *until], until, strict=False)]
+    (first, _), later = arrivals[0], arrivals[1:]
+    if not later:
+        return [(first, tokens)]
+    one, rest = min(tokens, 1), max(tokens - 1, 0)
+    until = [rest * (number + 1) // len(later) for number in range(len(later))]
+    parts = [end - begin for begin, end in zip([0, *until], until, strict=False)]
+    return [(first, one), *((time, part) for (time, _), part in zip(later, parts, strict=True))]
 
 
 async def _all(tasks: set[asyncio.Task[None]]) -> None:

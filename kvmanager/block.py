@@ -21,6 +21,7 @@ class Block:
         account: whom it is charged to while it is referenced, and counted for while it is cached.
         on_host: it is one of the host tier's.
         older_sibling, newer_sibling: blocks with content that continue the same prefix.
+        hits: how often the prefix cache gave it out with this content.
         written_step: last step that writes to it, once it has content; a later one may copy from it.
     """
 
@@ -28,6 +29,7 @@ class Block:
         "account",
         "block_id",
         "content",
+        "hits",
         "newer_sibling",
         "next",
         "older_sibling",
@@ -43,6 +45,7 @@ class Block:
         self.reference_count = 0
         self.content: Content | None = None
         self.account: Account | None = None
+        self.hits = 0
         self.written_step = 0
         self.previous: Block | None = None
         self.next: Block | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvmanager.memory import Memory
+from kvmanager.prefix_use import PrefixUse
 from kvmanager.request import Request, RequestState, Sequence
+from kvmanager.tenant_counters import TenantCounters
 
 WASTE_INTERVAL = 16
 """Every so many steps the use of memory is added up: looking at each sequence's last block would be a large part of a
@@ -23,6 +25,8 @@ class Counters:
         reserved_slot_steps: referenced slots kept for tokens of the prompt that are not computed yet.
         internal_slot_steps: referenced slots that no token is meant for now: a sequence's last, partly filled block,
             and blocks that wait for a step under way before they are free.
+        prefix_use: prompt tokens by tenant and scope.
+        ended: by tenant, of its requests that have ended.
         host_cached_prompt_tokens: those of cached_prompt_tokens that came from the host tier.
         waiting_seconds, running_seconds, preempted_seconds: time in each state, added up over requests.
 
@@ -47,6 +51,27 @@ class Counters:
     waiting_seconds: float = 0.0
     running_seconds: float = 0.0
     preempted_seconds: float = 0.0
+    prefix_use: PrefixUse = field(default_factory=PrefixUse)
+    ended: dict[str, TenantCounters] = field(default_factory=dict)
+
+    def note_admission(self, request: Request, num_cached: int, num_from_host: int, block_size: int) -> None:
+        """Counts a prompt that is admitted for the first time."""
+        self.prompt_tokens += len(request.spec.prompt_token_ids)
+        self.cached_prompt_tokens += num_cached
+        self.host_cached_prompt_tokens += num_from_host
+        self.prefix_use.looked_up(request, num_cached, block_size)
+
+    def note_found_later(self, request: Request, first_block: int, num_blocks: int, block_size: int) -> None:
+        """Counts blocks of a prompt that others have computed since it was admitted."""
+        self.cached_prompt_tokens += num_blocks * block_size
+        self.prefix_use.found_later(request, first_block, num_blocks, block_size)
+
+    def note_end(self, request: Request, completion_tokens: int) -> None:
+        """Counts a request that is over."""
+        tenant = request.spec.tenant
+        if tenant not in self.ended:
+            self.ended[tenant] = TenantCounters()
+        self.ended[tenant].add(request, completion_tokens)
 
     def note_state(self, request: Request, state: RequestState | None, now: float) -> None:
         """Adds the time in the state that a request leaves; None: it is over."""

@@ -95,5 +95,7 @@ def end_request(
         outputs.ends.append(RequestEnd(spec.handle, usage=usage, times=request.times))
     else:
         outputs.ends.append(RequestEnd(spec.handle, error=error, times=request.times))
+    counters.note_end(request, completion)
     how = detail or (type(error).__name__ if error else "done")
-    emit(Event(EventKind.FINISHED, now, spec.handle, value=completion, detail=how))
+    cause = str(error) if error else ""
+    emit(Event(EventKind.FINISHED, now, spec.handle, value=completion, detail=how, cause=cause))

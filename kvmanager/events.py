@@ -11,12 +11,14 @@ class EventKind(Enum):
     """What was decided.
 
     QUEUED: a request arrived; `value` is the number of output tokens that it has already.
-    WAITED: the head of the queue was not admitted; `detail` says why. Once for each reason.
+    WAITED: the head of the queue was not admitted; `detail` says why ("blocks", "tenant_limit", "max_sequences",
+        "isolation"), `amount` how many blocks or sequences are missing. Once for each reason.
     ADMITTED: it has its blocks on `executor`; `value` is the number of tokens found in the prefix cache.
     PREFILL: a chunk of `value` tokens was put into step `step` of `executor`.
     FIRST_TOKEN: the first sequence has its first token.
-    PREEMPTED: it gave its blocks back; `detail` says how.
-    FINISHED: it is over; `detail` says how, `value` is the number of output tokens.
+    PREEMPTED: it gave its blocks back; `detail` says how ("swap", "recompute", "executor lost"), `cause` why ("blocks",
+        "tenant_limit", or "leader": whoever filled its sequences' prompt has ended), and `other` for which request.
+    FINISHED: it is over; `detail` says how, `cause` why it is an error, `value` is the number of output tokens.
     STEP_DONE: the result of step `step` of `executor` is applied. `handle` is None.
     """
 
@@ -41,6 +43,9 @@ class Event:
     value: int = 0
     detail: str = ""
     executor: str = ""
+    cause: str = ""
+    amount: int = 0
+    other: Hashable = None
 
 
 EventSink = Callable[[Event], None]

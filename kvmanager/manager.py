@@ -473,23 +473,24 @@ class KVManager:
         """A step is, on some executor."""
         return any(replica.under_way for replica in self.replicas.values())
 
+    def find(self, handle: Hashable) -> Request | None:
+        """A request that has not ended, or ends at this moment."""
+        return self._requests.get(handle)
+
+    @property
+    def requests(self) -> Collection[Request]:
+        """All that have not ended."""
+        return self._requests.values()
+
     @property
     def homeless(self) -> Collection[Request]:
-        """Requests that wait for an executor to come."""
+        """Those that wait for an executor to come."""
         return self._homeless.values()
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait, those that were preempted by recomputation among them."""
         return len(self._homeless) + sum(len(replica.scheduler.waiting) for replica in self.replicas.values())
-
-    def has_cached(self, identity: bytes) -> bool:
-        """Whether a block of this identity can be given out, on whatever executor."""
-        return any(identity in cache for replica in self.replicas.values() for cache in replica.memory.caches)
-
-    def cached_identities(self) -> set[bytes]:
-        """Of all blocks that can be given out. Linear in blocks."""
-        return set().union(*(cache for replica in self.replicas.values() for cache in replica.memory.caches))
 
     def check_integrity(self) -> None:
         """Asserts every invariant of queues, tables, pools and prefix caches. Linear in blocks."""

@@ -199,15 +199,25 @@ class Memory:
         left = self.pool.num_available + retiring.total() - charges.total() - spare
         return "blocks" if left < self.pool.accounts.kept_for_owners(charges) else ""
 
+    def missing(self, charges: Charges, *, spare: int = 0) -> int:
+        """How many blocks stand in the way of these charges, where `shortage` says that some do."""
+        rooms = ((account.room, count) for account, count in charges.items())
+        above_limit = max((count - room for room, count in rooms if room is not None), default=0)
+        if above_limit > 0:
+            return above_limit
+        return charges.total() + spare + self.pool.accounts.kept_for_owners(charges) - self.pool.num_available
+
     def admit(self, admission: Admission) -> None:
         """Takes the blocks for all tokens that the request's sequences have so far.
 
         The caller has checked `shortage(admission.charges)`.
         """
         request, sequences = admission.request, admission.request.unfinished()
+        is_hit = request.state is not RequestState.SWAPPED
         for blocks in admission.sources:  # all of them first: allocating for one must not evict another's
             for block in blocks:
                 (self.host.pool if block.on_host else self.pool).retain(block)
+                block.hits += is_hit
         if admission.partial is not None:
             self.pool.retain(admission.partial.block)
             self.copies.hold(admission.partial.block)
@@ -270,6 +280,7 @@ class Memory:
             if own is block or own.reference_count > 1:
                 break  # siblings wait for this one to be filled
             self.pool.retain(block)
+            block.hits += 1
             sequence.table[index] = block
             self.pool.release([own])  # no step has touched it
             sequence.num_computed += self.block_size

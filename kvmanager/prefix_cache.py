@@ -111,6 +111,7 @@ class PrefixCache:
         identity, parent, scope = content.identity, content.parent, content.scope
         assert block.content is None, f"{block} holds something else"
         block.content = content
+        block.hits = 0
         block.written_step = written_step
         self._blocks[identity] = block
         self._add_sibling(block, parent or scope.salt)

@@ -171,7 +171,8 @@ class Request:
         num_cached_tokens: prompt tokens that came from the prefix cache at the first admission; None before it.
         restarted: its prompt is computed again, so what is found of it now is no hit of the first time.
         num_losses: executors that were lost while it ran, since its last token.
-        waiting_reason: why it was not admitted when last looked at, and `available_then` the blocks there were.
+        waiting_reason: why it was not admitted when last looked at, `num_missing` how many blocks or sequences were
+            missing, and `available_then` the blocks there were.
         times: where its time went, up to `state_since`.
         streamed: tokens are sent as they come.
         branches, choices: what the executor has to hear before the beams go on: (parent, child) and (beam, token).
@@ -192,6 +193,7 @@ class Request:
     restarted: bool = False
     num_losses: int = 0
     waiting_reason: str = ""
+    num_missing: int = 0
     available_then: int = 0
     state: RequestState = RequestState.WAITING
     state_since: float = 0.0

@@ -10,7 +10,7 @@ from kvmanager.memory import Memory
 from kvmanager.policies import Policy
 from kvmanager.request import Request, RequestState, Sequence
 
-Preempt = Callable[[Request, float], None]
+Preempt = Callable[[Request, float, str, Request], None]
 
 
 class Room:
@@ -18,7 +18,7 @@ class Room:
 
     Args:
         running: the requests that can be preempted.
-        preempt: takes all blocks of one of them back.
+        preempt: takes all blocks of one of them back, for want of what, and for whom.
     """
 
     def __init__(self, memory: Memory, policy: Policy, running: Mapping[Hashable, Request], preempt: Preempt) -> None:
@@ -68,7 +68,7 @@ class Room:
             if not self._memory.shortage(charges, after_retirement=True):
                 return False
             victim = self._victim(request, shortage)
-            self._preempt(victim, now)
+            self._preempt(victim, now, shortage, request)
             if victim is request:
                 return False
         return True

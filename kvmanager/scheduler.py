@@ -14,6 +14,7 @@ from kvmanager.policies import Policy
 from kvmanager.queue_bounds import QueueBounds
 from kvmanager.request import Request, RequestState, Sequence
 from kvmanager.room import Room
+from kvmanager.scheduler_checks import check_requests
 from kvmanager.sequences import SequenceFactory
 from kvmanager.step import NewSequence, StepBatch
 from kvmanager.step_load import StepLoad
@@ -156,10 +157,10 @@ class Scheduler:
         num_blocks = self.memory.take_over(sequence)
         request = sequence.request
         if num_blocks and request.num_cached_tokens is not None and not request.restarted:
-            num_tokens = num_blocks * self.memory.block_size
-            request.num_cached_tokens += num_tokens
-            self._counters.cached_prompt_tokens += num_tokens
-            num_matched = sequence.num_computed // self.memory.block_size
+            block_size = self.memory.block_size
+            num_matched = sequence.num_computed // block_size
+            request.num_cached_tokens += num_blocks * block_size
+            self._counters.note_found_later(request, num_matched - num_blocks, num_blocks, block_size)
             request.prefix_match_end = self.memory.lookup.match_end(sequence, num_matched)
         return num_blocks > 0
 
@@ -221,13 +222,14 @@ class Scheduler:
             return
         limited: set[str] = set()  # tenants that have to wait for themselves
         while budget > 0 and (request := self._next(limited)) is not None:
-            reason, admission = self._consider(request)
+            reason, missing, admission = self._consider(request)
+            if reason:
+                self._wait(request, reason, missing, now)
             if reason == "tenant_limit":
-                self._wait(request, reason, now)
                 limited.add(request.spec.tenant)
                 continue
             if admission is None:
-                return self._wait(request, reason, now) if reason else None
+                return
             budget -= self._start(batch, request, admission, budget, now)
             if _suspect(request):
                 return
@@ -240,23 +242,24 @@ class Scheduler:
                 return min(swapped, key=self._policy.rank)
         return self.waiting.head(without=limited)
 
-    def _consider(self, request: Request) -> tuple[str, Admission | None]:
-        """Why the request can't start now, or where its blocks would come from."""
+    def _consider(self, request: Request) -> tuple[str, int, Admission | None]:
+        """Why the request can't start now and how much is missing, or where its blocks would come from."""
         if self._has_row_under_way(request):
-            return "", None  # preempted in the step before: the token that is under way comes first
+            return "", 0, None  # preempted in the step before: the token that is under way comes first
         if _suspect(request) and self.running:
-            return "isolation", None
-        if self.num_rows + request.most_rows > self.limits.max_sequences:
-            return "max_sequences", None
+            return "isolation", 0, None
+        if (num_rows := self.num_rows + request.most_rows) > self.limits.max_sequences:
+            return "max_sequences", num_rows - self.limits.max_sequences, None
         available = self.memory.pool.num_available
         if self.running and request.waiting_reason == "blocks" and available <= request.available_then:
-            return "blocks", None  # no more than when it was looked at last
+            return "blocks", request.num_missing, None  # no more than when it was looked at last
         request.available_then = available
         admission = self.memory.plan(request)
         # Some blocks are kept back, so that a new request does not at once preempt itself.
         headroom = self.memory.pool.num_blocks // 100 if self.running else 0
-        reason = self.memory.shortage(admission.charges, spare=headroom)
-        return reason, None if reason else admission
+        if reason := self.memory.shortage(admission.charges, spare=headroom):
+            return reason, self.memory.missing(admission.charges, spare=headroom), None
+        return "", 0, admission
 
     def _start(self, batch: StepBatch, request: Request, admission: Admission, budget: int, now: float) -> int:
         """Takes the request's blocks and puts what the budget allows into the step. Returns how much that is."""
@@ -326,7 +329,7 @@ class Scheduler:
         request.num_rows -= 1
         self.num_rows -= 1
         if any(each.leader is sequence and each.follows for each in request.unfinished()):
-            self.preempt(request, now)  # nobody fills their prompt blocks any more
+            self.preempt(request, now, "leader")  # nobody fills their prompt blocks any more
 
     def remove(self, request: Request) -> None:
         """Takes a request that is over out of wherever it is, and its sequences' blocks back."""
@@ -347,8 +350,13 @@ class Scheduler:
             if request in self._expanded:
                 self._expanded.remove(request)
 
-    def preempt(self, request: Request, now: float) -> None:
-        """Takes all blocks of a request back: they are moved to the host tier, or computed again later."""
+    def preempt(self, request: Request, now: float, cause: str, beneficiary: Request | None = None) -> None:
+        """Takes all blocks of a request back: they are moved to the host tier, or computed again later.
+
+        Args:
+            cause: as of `EventKind.PREEMPTED`.
+            beneficiary: whom it makes room for.
+        """
         self._leave(request)
         sequences = request.unfinished()
         for sequence in sequences:
@@ -375,7 +383,8 @@ class Scheduler:
         self._counters.preemptions += 1
         self._counters.preemptions_by_swap += swap
         how = "swap" if swap else "recompute"
-        self._emit(Event(EventKind.PREEMPTED, now, request.spec.handle, detail=how))
+        other = None if beneficiary is None else beneficiary.spec.handle
+        self._emit(Event(EventKind.PREEMPTED, now, request.spec.handle, detail=how, cause=cause, other=other))
 
     def _vacate(self, sequence: Sequence) -> None:
         """The sequence gets no more rows, and the executor forgets it."""
@@ -441,22 +450,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts that every request is in one place and every sequence in its state's shape."""
-        waiting = {request.spec.handle: request for request in self.waiting}
-        assert not set(waiting) & set(self.running) | set(waiting) & set(self.swapped)
-        assert not set(self.running) & set(self.swapped)
-        for request in waiting.values():
-            assert request.unfinished(), "a finished request waits"
-            assert request.state in (RequestState.WAITING, RequestState.PREEMPTED)
-            assert not any(sequence.table or sequence.host_table for sequence in request.sequences)
-        for request in self.swapped.values():
-            assert request.state is RequestState.SWAPPED
-            assert all(sequence.host_table and not sequence.table for sequence in request.unfinished())
-        for request in self.running.values():
-            assert request.unfinished(), "a finished request runs"
-            assert request.state is RequestState.RUNNING
-            for sequence in request.sequences:
-                assert bool(sequence.table) is not sequence.finished
-                assert not sequence.host_table
+        check_requests(self.waiting, self.running, self.swapped)
         assert all(not sequence.finished for sequence in self.sequences.values())
         assert self.num_rows == sum(request.num_rows for request in self.running.values())
         assert self.num_rows <= self.limits.max_sequences
@@ -479,18 +473,18 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached
             request.prefix_match_end = admission.match_end
-            self._counters.prompt_tokens += len(request.spec.prompt_token_ids)
-            self._counters.cached_prompt_tokens += num_cached
-            self._counters.host_cached_prompt_tokens += self.memory.tokens_from_host(admission)
+            num_from_host = self.memory.tokens_from_host(admission)
+            self._counters.note_admission(request, num_cached, num_from_host, self.memory.block_size)
         self._bounds.left(request.spec.handle, now)
         self._counters.note_state(request, RequestState.RUNNING, now)
         executor = self.memory.executor
         self._emit(Event(EventKind.ADMITTED, now, request.spec.handle, value=num_cached, executor=executor))
 
-    def _wait(self, request: Request, reason: str, now: float) -> None:
+    def _wait(self, request: Request, reason: str, missing: int, now: float) -> None:
+        request.num_missing = missing
         if request.waiting_reason != reason:
             request.waiting_reason = reason
-            self._emit(Event(EventKind.WAITED, now, request.spec.handle, detail=reason))
+            self._emit(Event(EventKind.WAITED, now, request.spec.handle, detail=reason, amount=missing))
 
 
 def _suspect(request: Request) -> bool:

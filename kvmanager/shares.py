@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvmanager.manager import KVManager
 from kvmanager.replica import Replica
-from kvmanager.request import Request
+from kvmanager.request import Request, RequestState
 from kvmanager.step_load import Load
+from kvmanager.tenant_counters import TenantCounters
 
 
 @dataclass(slots=True)
@@ -69,6 +70,18 @@ def _shares_of(replica: Replica) -> list[ShareView]:
 
 def _by_tenant(requests: Iterable[Request]) -> Counter[str]:
     return Counter(request.spec.tenant for request in requests)
+
+
+def tenant_counters(manager: KVManager) -> dict[str, TenantCounters]:
+    """What each tenant's requests have had since start. Linear in requests."""
+    counters = {tenant: replace(ended) for tenant, ended in manager.counters.ended.items()}
+    for request in manager.requests:
+        if request.state is not RequestState.WAITING:
+            tenant = request.spec.tenant
+            if tenant not in counters:
+                counters[tenant] = TenantCounters()
+            counters[tenant].add_unfinished(request)
+    return counters
 
 
 def last_loads(replica: Replica) -> dict[str, Load]:

@@ -55,6 +55,7 @@ class Swapper:
         self._copies.copy(block, copy)
         if block.content is not None:
             self._host.register(copy, block.content, self._copies.step)
+            copy.hits = block.hits
         return copy
 
     def where(self, host_block: Block) -> Block:
@@ -67,6 +68,7 @@ class Swapper:
         self._copies.copy(host_block, destination)
         if host_block.content is not None:
             self._device.register(destination, host_block.content, self._copies.step)
+            destination.hits = host_block.hits
 
     def keep_evicted(self, block: Block) -> None:
         """Moves a cached device block's content to the host tier before its place is taken, where that pays."""

@@ -143,6 +143,16 @@ def num_evicted(manager: KVManager) -> int:
     return manager.evicted_before + now
 
 
+def has_cached(manager: KVManager, identity: bytes) -> bool:
+    """Whether a block of this identity can be given out, on whatever executor."""
+    return any(identity in cache for replica in manager.replicas.values() for cache in replica.memory.caches)
+
+
+def cached_identities(manager: KVManager) -> set[bytes]:
+    """Of all blocks that can be given out. Linear in blocks."""
+    return set().union(*(cache for replica in manager.replicas.values() for cache in replica.memory.caches))
+
+
 def block_views(replica: Replica) -> list[BlockView]:
     """Every block of an executor: the device's by id, then the host's."""
     fills = _Fills(replica)

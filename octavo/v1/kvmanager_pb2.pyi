@@ -228,7 +228,7 @@ class GetMemoryMapRequest(_message.Message):
     def __init__(self, include_blocks: _Optional[bool] = ...) -> None: ...
 
 class GetMemoryMapResponse(_message.Message):
-    __slots__ = ("block_size", "num_blocks", "free_blocks", "cached_blocks", "referenced_blocks", "bytes_per_block", "running_requests", "waiting_requests", "counters", "swapped_requests", "executors", "tenants", "shares", "step_tokens")
+    __slots__ = ("block_size", "num_blocks", "free_blocks", "cached_blocks", "referenced_blocks", "bytes_per_block", "running_requests", "waiting_requests", "counters", "swapped_requests", "executors", "tenants", "shares", "step_tokens", "tenant_counters")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,7 @@ class GetMemoryMapResponse(_message.Message):
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_COUNTERS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_blocks: int
     free_blocks: int
@@ -257,7 +258,16 @@ class GetMemoryMapResponse(_message.Message):
     tenants: _containers.RepeatedCompositeFieldContainer[_memory_pb2.TenantMemory]
     shares: _containers.RepeatedCompositeFieldContainer[TenantShare]
     step_tokens: StepTokens
-    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., counters: _Optional[_Union[_memory_pb2.MemoryCounters, _Mapping]] = ..., swapped_requests: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[_memory_pb2.ExecutorMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[_memory_pb2.TenantMemory, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[TenantShare, _Mapping]]] = ..., step_tokens: _Optional[_Union[StepTokens, _Mapping]] = ...) -> None: ...
+    tenant_counters: _containers.RepeatedCompositeFieldContainer[TenantCounters]
+    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., counters: _Optional[_Union[_memory_pb2.MemoryCounters, _Mapping]] = ..., swapped_requests: _Optional[int] = ..., executors: _Optional[_Iterable[_Union[_memory_pb2.ExecutorMemory, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[_memory_pb2.TenantMemory, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[TenantShare, _Mapping]]] = ..., step_tokens: _Optional[_Union[StepTokens, _Mapping]] = ..., tenant_counters: _Optional[_Iterable[_Union[TenantCounters, _Mapping]]] = ...) -> None: ...
+
+class TenantCounters(_message.Message):
+    __slots__ = ("tenant", "counters")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    counters: _memory_pb2.MemoryCounters
+    def __init__(self, tenant: _Optional[str] = ..., counters: _Optional[_Union[_memory_pb2.MemoryCounters, _Mapping]] = ...) -> None: ...
 
 class TenantShare(_message.Message):
     __slots__ = ("tenant", "executor", "referenced_device_blocks", "cached_device_blocks", "referenced_host_blocks", "cached_host_blocks", "running_requests", "waiting_requests", "swapped_requests", "batch_sequences", "batch_prefill_tokens", "batch_decode_tokens")
@@ -464,19 +474,23 @@ class KVManagerServiceGetPrefixTreeResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., nodes_left_out: _Optional[int] = ..., scopes: _Optional[_Iterable[_Union[CachedScope, _Mapping]]] = ...) -> None: ...
 
 class CachedPrefix(_message.Message):
-    __slots__ = ("node", "narrowness", "token_ids")
+    __slots__ = ("node", "narrowness", "token_ids", "blocks_below")
     NODE_FIELD_NUMBER: _ClassVar[int]
     NARROWNESS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_BELOW_FIELD_NUMBER: _ClassVar[int]
     node: _monitoring_pb2.PrefixNode
     narrowness: int
     token_ids: bytes
-    def __init__(self, node: _Optional[_Union[_monitoring_pb2.PrefixNode, _Mapping]] = ..., narrowness: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    blocks_below: int
+    def __init__(self, node: _Optional[_Union[_monitoring_pb2.PrefixNode, _Mapping]] = ..., narrowness: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., blocks_below: _Optional[int] = ...) -> None: ...
 
 class CachedScope(_message.Message):
-    __slots__ = ("use", "narrowness")
+    __slots__ = ("use", "narrowness", "tenant")
     USE_FIELD_NUMBER: _ClassVar[int]
     NARROWNESS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     use: _monitoring_pb2.ScopeUse
     narrowness: int
-    def __init__(self, use: _Optional[_Union[_monitoring_pb2.ScopeUse, _Mapping]] = ..., narrowness: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, use: _Optional[_Union[_monitoring_pb2.ScopeUse, _Mapping]] = ..., narrowness: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...

@@ -106,6 +106,7 @@ class GatewayService:
             ready=lambda: self._backends.ready,
             state_available=lambda: self._store.available,
             namespaces=lambda tenant: self._door.feed.directory.namespaces(tenant),
+            decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=False),
         )
         monitoring = MonitoringServicer(self._monitoring, self._door.viewers)
         handlers = [each.handlers() for each in (generation, inference, monitoring)]

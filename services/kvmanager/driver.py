@@ -28,6 +28,7 @@ from services.kvmanager.executor_link import ExecutorRefused
 from services.kvmanager.metrics import DriverMetrics
 from services.kvmanager.request_traces import RequestTraces
 from services.kvmanager.sessions import Session, Sessions
+from services.kvmanager.timelines import Timelines
 from services.rpc.status import RpcError
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ LAST_STEP_SECONDS = 2.0
 class Driver:
     """Hands requests to the core, its steps to the executors, and its outputs to the gateways."""
 
-    def __init__(self, manager: KVManager, traces: RequestTraces, metrics: DriverMetrics) -> None:
+    def __init__(self, manager: KVManager, traces: RequestTraces, timelines: Timelines, metrics: DriverMetrics) -> None:
         self.manager = manager
         self.metrics = metrics
         self.on_work: Callable[[], None] = lambda: None
@@ -54,6 +55,7 @@ class Driver:
         self.bytes_per_block = 0
         """Of the largest executor."""
         self._traces = traces
+        self._timelines = timelines
         self._sessions = Sessions()
         self._descriptions: dict[str, executor_pb2.DescribeResponse] = {}
         self._epochs: dict[str, int] = {}
@@ -115,9 +117,12 @@ class Driver:
         if submission.HasField("trace"):
             self._traces.begin(handle, submission.trace)
         try:
-            outputs = self.manager.submit(decode_submission(submission, session, now), now)
+            spec = decode_submission(submission, session, now)
+            self._timelines.begin(spec, submission.request_id)
+            outputs = self.manager.submit(spec, now)
         except (RequestError, ValueError) as error:
             self._traces.discard(handle)
+            self._timelines.discard(handle)
             refusal = encode_error(error)
             self.metrics.ended_with(refusal.reason)
             self._sessions.refuse(*handle, refusal)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from kvmanager.kv_events import AllBlocksCleared
 from kvmanager.manager import KVManager
+from kvmanager.views import cached_identities, has_cached
 from services.state.prefix_directory import LEASE_SECONDS, PrefixDirectory
 from services.state.store import StateUnavailable
 
@@ -57,7 +58,7 @@ class PrefixPublisher:
         self._next_event += len(events)
         # What has come and gone meanwhile, or is in two places, is as it is now.
         touched = {event.identity for event in events if not isinstance(event, AllBlocksCleared)}
-        added = {identity for identity in touched if self._manager.has_cached(identity)}
+        added = {identity for identity in touched if has_cached(self._manager, identity)}
         if touched:
             return await self._tell(added, touched - added)
         if asyncio.get_running_loop().time() - self._renewed < LEASE_SECONDS / 3:
@@ -67,7 +68,7 @@ class PrefixPublisher:
 
     async def _publish_all(self) -> None:
         self._next_event = self._manager.kv_events.last_number + 1
-        identities = self._manager.cached_identities()
+        identities = cached_identities(self._manager)
         await self._directory.clear(self._model(), self._group)
         await self._tell(identities, set())
 

@@ -15,6 +15,7 @@ from octavo.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.config import ConfigError, check_address
 from services.kvmanager.driver import Driver
 from services.kvmanager.executors import AlreadyListed, NotListed
+from services.kvmanager.prefix_trees import cached_prefixes
 from services.kvmanager.term import STANDBY, Term
 from services.kvmanager.views_codec import encode_memory_map, encode_pin
 from services.kvmanager.watches import cached_blocks_and_events, first_event, kv_events, watch_memory
@@ -157,6 +158,33 @@ class KVManagerServicer(kvmanager_pb2_grpc.KVManagerServiceServicer):
         block_size = manager.capacity.block_size
         pins = [encode_pin(pin, block_size, now) for pin in manager.list_pins(request.tenant)]
         return kvmanager_pb2.ListTenantPinsResponse(pins=pins)
+
+    # Requests and prefixes
+
+    async def ListRequests(
+        self, request: kvmanager_pb2.KVManagerServiceListRequestsRequest, context: Context
+    ) -> kvmanager_pb2.KVManagerServiceListRequestsResponse:
+        requests = (await self._term(context)).requests
+        found = await requests.list(request.tenant, max(request.num_ended, 0), request.include_blocks)
+        return kvmanager_pb2.KVManagerServiceListRequestsResponse(requests=found)
+
+    async def GetTimeline(
+        self, request: kvmanager_pb2.GetTimelineRequest, context: Context
+    ) -> kvmanager_pb2.GetTimelineResponse:
+        await _check_given("request_id", request.request_id, context)
+        timeline = (await self._term(context)).requests.timeline(request.tenant, request.request_id)
+        if timeline is None:
+            message = f"request_id: there is no request {request.request_id}, or it ended too long ago"
+            await abort(context, RpcError(grpc.StatusCode.NOT_FOUND, message, "NO_SUCH_REQUEST", "request_id"))
+        return kvmanager_pb2.GetTimelineResponse(timeline=timeline)
+
+    async def GetPrefixTree(
+        self, request: kvmanager_pb2.KVManagerServiceGetPrefixTreeRequest, context: Context
+    ) -> kvmanager_pb2.KVManagerServiceGetPrefixTreeResponse:
+        if request.max_nodes <= 0:
+            await _refuse("max_nodes", "must be at least 1", context)
+        manager = (await self._term(context)).driver.manager
+        return await cached_prefixes(manager, frozenset(request.owners), request.max_nodes)
 
 
 async def _while_leading(term: Term, messages: AsyncIterator[T], context: Context) -> AsyncIterator[T]:

@@ -8,6 +8,7 @@ import time
 import grpc
 
 from kvmanager.cost_model import Preemption
+from kvmanager.events import Event
 from kvmanager.limits import Limits
 from kvmanager.manager import KVManager
 from services.config import EMBEDDED_STATE, KVManagerConfig
@@ -20,7 +21,9 @@ from services.kvmanager.metrics import DriverMetrics
 from services.kvmanager.pin_keeper import PinKeeper
 from services.kvmanager.prefix_publisher import PrefixPublisher
 from services.kvmanager.request_traces import RequestTraces
+from services.kvmanager.request_views import RequestViews
 from services.kvmanager.tenant_quotas import TenantQuotas
+from services.kvmanager.timelines import Timelines
 from services.rpc.channel import connector
 from services.rpc.status import RpcError
 from services.state.store import StateStore
@@ -52,16 +55,24 @@ class Term:
         metrics: DriverMetrics,
     ) -> None:
         self._shares_state = config.state != EMBEDDED_STATE
-        traces = RequestTraces(tracing, time.time() - time.monotonic())
+        epoch_offset = time.time() - time.monotonic()
+        traces, timelines = RequestTraces(tracing, epoch_offset), Timelines()
+
+        def on_event(event: Event) -> None:
+            traces.on_event(event)
+            timelines.on_event(event)
+
         manager = KVManager(
             limits,
             policy=config.policy,
             preemption=Preemption(config.preemption),
             quotas=config.quotas(),
             prefix_caching=config.prefix_caching,
-            on_event=traces.on_event,
+            on_event=on_event,
         )
-        self.driver = Driver(manager, traces, metrics)
+        timelines.find = manager.find
+        self.requests = RequestViews(manager, timelines, epoch_offset)
+        self.driver = Driver(manager, traces, timelines, metrics)
         self.driver.backend.group = config.group
         self.executors = Executors(
             self.driver,

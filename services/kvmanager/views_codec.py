@@ -12,8 +12,9 @@ from kvmanager.counters import Counters
 from kvmanager.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, Tier
 from kvmanager.manager import KVManager
 from kvmanager.pins import Pin
-from kvmanager.shares import ShareView, share_views
+from kvmanager.shares import ShareView, share_views, tenant_counters
 from kvmanager.step import Speeds
+from kvmanager.tenant_counters import TenantCounters
 from octavo.v1 import common_pb2, inference_pb2, kvmanager_pb2, memory_pb2
 
 MESSAGE_BLOCKS = 4096
@@ -49,6 +50,7 @@ def encode_memory_map(
         executors=[_encode_executor(manager, replica, include_blocks) for replica in replicas],
         tenants=[_encode_tenant(tenant) for tenant in views.tenant_views(manager)],
         shares=[_encode_share(share) for share in share_views(manager)],
+        tenant_counters=[_encode_tenant_counters(*each) for each in tenant_counters(manager).items()],
     )
 
 
@@ -85,6 +87,19 @@ def _encode_share(share: ShareView) -> kvmanager_pb2.TenantShare:
         batch_prefill_tokens=share.last_step.prefill_tokens,
         batch_decode_tokens=share.last_step.decode_tokens,
     )
+
+
+def _encode_tenant_counters(tenant: str, counters: TenantCounters) -> kvmanager_pb2.TenantCounters:
+    encoded = memory_pb2.MemoryCounters(
+        prompt_tokens=counters.prompt_tokens,
+        cached_prompt_tokens=counters.cached_prompt_tokens,
+        generated_tokens=counters.generated_tokens,
+        preemptions=counters.preemptions,
+        waiting_seconds=counters.waiting_seconds,
+        running_seconds=counters.running_seconds,
+        preempted_seconds=counters.preempted_seconds,
+    )
+    return kvmanager_pb2.TenantCounters(tenant=tenant, counters=encoded)
 
 
 def _encode_pool(pool: views.PoolView) -> memory_pb2.PoolState:

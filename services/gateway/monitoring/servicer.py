@@ -38,6 +38,9 @@ class MonitoringServicer:
         methods = {
             "WatchStatus": self._stream(monitoring_pb2.WatchStatusRequest, monitoring.watch_status),
             "WatchBlocks": self._stream(monitoring_pb2.WatchBlocksRequest, monitoring.watch_blocks),
+            "ListRequests": self._unary(monitoring_pb2.ListRequestsRequest, monitoring.list_requests),
+            "ExplainRequest": self._unary(monitoring_pb2.ExplainRequestRequest, monitoring.explain),
+            "GetPrefixTree": self._unary(monitoring_pb2.GetPrefixTreeRequest, monitoring.prefix_tree),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 

@@ -77,6 +77,9 @@ def _add_share(status: monitoring_pb2.Status, sample: Sample, tenant: str) -> No
         status.batch_prefill_tokens += share.batch_prefill_tokens
         status.batch_decode_tokens += share.batch_decode_tokens
     for group, memory in sample.memory:
+        for each in memory.tenant_counters:
+            if each.tenant == tenant:
+                _add_counters(status.counters, each.counters)
         status.executors.extend(_executors_of_tenant(group, memory, tenant))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.prepared import PreparedRequest
 from gateway.scope import Scope, ScopeSpan
+from kvmanager.views import cached_identities
 from octavo.v1 import kvmanager_pb2
 from services.gateway.codec import encode_submission
 from services.gateway.prefix_identities import prefix_identities
@@ -36,4 +37,4 @@ def test_they_are_those_of_the_prefix_cache(seed: int) -> None:
     harness.run()
     identities = prefix_identities(request, 4)
     assert len(identities) == (len(request.prompt_token_ids) - 1) // 4
-    assert set(identities) <= harness.manager.cached_identities()
+    assert set(identities) <= cached_identities(harness.manager)

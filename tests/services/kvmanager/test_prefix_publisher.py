@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvmanager.kv_events import KVEventLog
+from kvmanager.views import cached_identities
 from services.kvmanager import prefix_publisher
 from services.kvmanager.prefix_publisher import PrefixPublisher
 from services.state.embedded.prefix_directory import EmbeddedPrefixDirectory
@@ -72,7 +73,7 @@ class Group:
 
     @property
     def cached(self) -> set[bytes]:
-        return {identity[:8] for identity in self.harness.manager.cached_identities()}
+        return {identity[:8] for identity in cached_identities(self.harness.manager)}
 
 
 async def test_what_comes_and_goes_is_told_as_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,11 @@ ACME, BETA = Viewer("acme"), Viewer("beta")
 JOINED = {"acme": frozenset({"docs"}), "beta": frozenset({"docs", "law"})}
 
 
+def text_of(token_ids: Sequence[int]) -> str:
+    """The tests' tokenizer: a letter for each token."""
+    return "".join(chr(ord("A") + token_id) for token_id in token_ids)
+
+
 class Sight:
     """Who looks, and at what."""
 
@@ -41,6 +46,7 @@ class Sight:
             ready=lambda: self.backends.ready,
             state_available=lambda: True,
             namespaces=lambda tenant: self.joined.get(tenant, frozenset()),
+            decode=text_of,
         )
 
     async def start(self) -> None:

@@ -15,8 +15,10 @@ from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 
+from gateway.request import Guide, GuideKind
 from octavo.kserve import inference_pb2, inference_pb2_grpc
 from octavo.v1 import kvmanager_pb2
+from services.gateway.kserve.requests import decode_request
 from services.rpc.columns import unpack_int32
 from tests.services.gateway.gateway_bench import STOP, Bench, bench, ids, save_bytes_tokenizer
 from tests.services.gateway.kserve.messages import Given, infer_request, output, text
@@ -241,6 +243,32 @@ async def test_a_guide(tmp_path: Path) -> None:
     async with serving(model, echo) as (made, stub):
         await stub.ModelInfer(infer_request(parameters=parameters))
         assert schema["type"] in made.submission.sampling.guide.grammar
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"json": {"type": "object"}}, Guide(GuideKind.JSON_SCHEMA, '{"type": "object"}')),
+        ({"json": '{"type": "object"}', "regex": None}, Guide(GuideKind.JSON_SCHEMA, '{"type": "object"}')),
+        ({"regex": "[ab]+"}, Guide(GuideKind.REGEX, "[ab]+")),
+        ({"grammar": "start: /a/"}, Guide(GuideKind.GRAMMAR, "start: /a/")),
+        ({"choice": ["a", "b"]}, Guide(GuideKind.CHOICE, choices=("a", "b"))),
+    ],
+)
+def test_guides(given: dict[str, Any], expected: Guide) -> None:
+    in_json = infer_request(parameters={"sampling_parameters": json.dumps({"guided_decoding": given})})
+    alone = infer_request(guided_decoding=("BYTES", [1], [json.dumps(given).encode()]))
+    for request in (in_json, alone):
+        (generation,) = decode_request(request, None).generations
+        assert generation.sampling.guide == expected
+
+
+async def test_a_guide_that_is_refused_is_named_as_it_was_given(model: Path) -> None:
+    """The model of these tests has no end of sequence."""
+    async with serving(model, echo) as (_, stub):
+        request = infer_request(parameters={"guided_decoding": '{"regex": "a+"}'})
+        code, message, field = await error_of(stub.ModelInfer(request))
+        assert (code, field) == (grpc.StatusCode.INVALID_ARGUMENT, "guided_decoding"), message
 
 
 async def test_who_is_asking(model: Path) -> None:

@@ -22,6 +22,9 @@ _STATES = {
 }
 _LEAST_BAR, _MOST_BAR = 16, 60
 _WORDS = 46
+# With more of its life in the queue than this, so much of the queue is shown, as a part of the rest.
+_LONG_QUEUE = 0.6
+_SHOWN_QUEUE = 0.25
 
 
 def waterfall(timeline: pb.Timeline, life: Life, width: int) -> RenderableType:
@@ -79,27 +82,44 @@ def _totals(life: Life) -> Text:
 
 def _rows(life: Life, width: int) -> Table:
     steps = any(row.step for row in life.rows)
+    start = _axis_start(life)
+    bar = max(_LEAST_BAR, min(_MOST_BAR, width - _WORDS - 20 - 8 * steps))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("at", justify="right", no_wrap=True)
     table.add_column("took", justify="right", no_wrap=True)
     if steps:
         table.add_column("step", justify="right", no_wrap=True)
     table.add_column("what", ratio=1, min_width=20)
-    bar = max(_LEAST_BAR, min(_MOST_BAR, width - _WORDS - 20 - 8 * steps))
-    table.add_column("", width=bar, no_wrap=True)
+    table.add_column(_axis(start, life.end, bar), width=bar, no_wrap=True)
     for row in life.rows:
         took = "" if row.until is None else format_seconds(row.until - row.at)
-        cells: list[str | Text] = [format_seconds(row.at), took]
-        cells += [str(row.step or "")] if steps else []
-        table.add_row(*cells, row.what, _bar(row, life.end, bar))
+        cells = [_moment(row.at, life.end), took, *([str(row.step or "")] if steps else []), row.what]
+        table.add_row(*cells, _bar(row, start, life.end, bar))
     return table
 
 
-def _bar(row: Row, end: float, width: int) -> Text:
-    """Where it was, with at least one character."""
-    scale = width / end if end else 0.0
-    start = min(int(row.at * scale), width - 1)
+def _axis_start(life: Life) -> float:
+    """Where the bars begin: a long wait in the queue would leave nothing to be seen of what came after."""
+    queue = life.seconds[Phase.QUEUE]
+    rest = life.end - queue
+    return queue - _SHOWN_QUEUE * rest if rest > 0 and queue > _LONG_QUEUE * life.end else 0.0
+
+
+def _axis(start: float, end: float, width: int) -> str:
+    first, last = _moment(start, end), _moment(end, end)
+    return f"{first}{last:>{width - len(first)}}"
+
+
+def _bar(row: Row, start: float, end: float, width: int) -> Text:
+    """Where it was, with at least one character; what was before the start is at the left edge."""
+    scale = width / (end - start) if end > start else 0.0
+    left = min(max(int((row.at - start) * scale), 0), width - 1)
     if row.until is None or row.phase is None:
-        return Text(" " * start + "╵", style="dim")
-    length = max(1, min(round(row.until * scale), width) - start)
-    return Text(" " * start + "█" * length, style=STYLES[row.phase])
+        return Text(" " * left + "╵", style="dim")
+    length = max(1, min(round((row.until - start) * scale), width) - left)
+    return Text(" " * left + "█" * length, style=STYLES[row.phase])
+
+
+def _moment(seconds: float, end: float) -> str:
+    """A time within a life of this length, such that times close to each other can be told apart."""
+    return f"{seconds:.3f} s" if end >= 1 else f"{1000 * seconds:.1f} ms"

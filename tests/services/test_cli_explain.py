@@ -160,6 +160,35 @@ def test_a_request_that_is_not_there(address: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "octavo: NOT_FOUND: request_id: there is no such request\n"
 
 
+def test_the_beginning_of_an_id_is_enough(
+    address: str, servicer: ScriptedMonitoring, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servicer.requests = [pb.RequestView(request_id=each) for each in ("abc", "xyz-1", "xyz-2")]
+    assert run(["explain", "ab", "--address", address]) == 0
+    assert "request abc" in capsys.readouterr().out
+    assert run(["explain", "xyz", "--address", address]) == 1
+    assert capsys.readouterr().err == "octavo: several requests begin with 'xyz', such as xyz-1, xyz-2\n"
+
+
+def test_what_comes_after_a_long_queue_is_seen(
+    address: str, servicer: ScriptedMonitoring, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    servicer.timelines["late"] = timeline(
+        decision("queued", 0),
+        decision("admitted", 100.0),
+        decision("prefill", 100.0, 100.5, tokens=7),
+        decision("first", 100.5),
+        decision("finished", 101.0, tokens=3),
+    )
+    assert run(["explain", "late", "--address", address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("99.750 s" in line and "101.000 s" in line for line in lines)
+    bars = {words: line.count("█") for line in lines for words in ("prefill of", "decode") if words in line}
+    assert bars["prefill of"] > 5
+    assert bars["decode"] > 5
+
+
 def test_a_key_is_needed(
     address: str,
     servicer: ScriptedMonitoring,

@@ -21,14 +21,15 @@ from services.cli.waterfall import format_seconds
 _REFERENCED, _CACHED, _FREE = "█", "▓", "░"
 _BAR_STYLES = ("cyan", "blue", "bright_black")
 _STATES = {
-    pb.REQUEST_STATE_WAITING: ("waiting", "yellow"),
     pb.REQUEST_STATE_RUNNING: ("running", "green"),
     pb.REQUEST_STATE_SWAPPED: ("swapped", "red"),
+    pb.REQUEST_STATE_WAITING: ("waiting", "yellow"),
     pb.REQUEST_STATE_ENDED: ("ended", "bright_black"),
 }
 _LEAST_WIDTH = 60
 # From here on there is room for more columns and numbers.
 _WIDE = 110
+_WIDEST = 150
 # Of a table, beside its rows: an empty line, the heading, the names of columns. And the least in which two of them fit.
 _TABLE_LINES = 3
 _LEAST_BOTH = 9
@@ -291,7 +292,7 @@ def _request_table(requests: Sequence[pb.RequestView], status: pb.Status, width:
         done = min(each.computed_tokens, each.prompt_tokens)
         is_prefill = each.state == pb.REQUEST_STATE_RUNNING and done < each.prompt_tokens
         cells: list[str | Text] = [
-            each.request_id[: 12 if width < _WIDE else 36],
+            each.request_id[: 12 if width < _WIDEST else 36],
             each.tenant[:16],
             Text(state, style),
             f"{done}/{each.prompt_tokens}" if is_prefill else str(each.prompt_tokens),
@@ -314,16 +315,19 @@ def _table(*columns: tuple[str, Any]) -> Table:
 def sort_requests(requests: Sequence[pb.RequestView], order: Order) -> list[pb.RequestView]:
     """Those first that matter most by this order; then in the order of arrival."""
     keys: dict[Order, Callable[[pb.RequestView], Any]] = {
-        Order.STATE: lambda each: (
-            (pb.REQUEST_STATE_RUNNING, pb.REQUEST_STATE_SWAPPED, pb.REQUEST_STATE_WAITING).index(each.state)
-            if each.state in (pb.REQUEST_STATE_RUNNING, pb.REQUEST_STATE_SWAPPED, pb.REQUEST_STATE_WAITING)
-            else 3
-        ),
+        Order.STATE: _by_state,
         Order.AGE: lambda each: (each.state == pb.REQUEST_STATE_ENDED, each.arrived.ToNanoseconds()),
         Order.TOKENS: lambda each: -(each.computed_tokens + each.output_tokens),
         Order.TENANT: lambda each: each.tenant,
     }
     return sorted(requests, key=keys[order])
+
+
+def _by_state(request: pb.RequestView) -> tuple[int, int]:
+    """In the order of `_STATES`; of those that have ended, the last ones first."""
+    states = list(_STATES)
+    rank = states.index(request.state) if request.state in states else len(states)
+    return rank, -request.arrived.ToNanoseconds() if request.state == pb.REQUEST_STATE_ENDED else 0
 
 
 def age(request: pb.RequestView, status: pb.Status) -> float:

@@ -1,4 +1,4 @@
-"""`octavo bench` on a real stack."""
+"""`octavo bench`, `explain` and `top` on a real stack."""
 
 from __future__ import annotations
 
@@ -43,3 +43,36 @@ def test_the_same_load_over_grpc_and_http(stack: Stack, tmp_path: Path) -> None:
     # Both groups' prefixes are computed once; the second load finds whole prompts.
     assert over_grpc["summary"]["cached_tokens"] >= 22 * 48
     assert over_http["summary"]["cached_tokens"] > over_grpc["summary"]["cached_tokens"]
+
+
+def test_what_became_of_a_request(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = stack.caller.generate("to be explained", max_tokens=20, ignore_eos=True)
+    assert run(["explain", answer.request_id, "--address", stack.gateway.address]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        answer.request_id,
+        "20 output tokens",
+        "arrived with",
+        "admitted",
+        "prefill of",
+        "first token",
+        "decode",
+    ):
+        assert words in shown
+    assert run(["explain", "nothing", "--address", stack.gateway.address]) == 1
+    assert "NOT_FOUND" in capsys.readouterr().err
+
+
+def test_how_the_stack_is(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    call = stack.caller.start("to be seen", request_id="seen-running", max_tokens=400, ignore_eos=True)
+    call.wait_for_tokens(3)
+    assert run(["top", "--once", "--json", "--address", stack.gateway.address]) == 0
+    look = json.loads(capsys.readouterr().out)
+    assert look["status"]["model"]["name"] == MODEL_NAME
+    assert look["status"]["executors"][0]["device"]["num_blocks"] > 0
+    assert "seen-running" in {each["request_id"] for each in look["requests"]}
+    assert run(["top", "--once", "--address", stack.gateway.address]) == 0
+    shown = capsys.readouterr().out
+    assert f"{MODEL_NAME} on {stack.gateway.address}  ready" in shown
+    assert stack.executor.address in shown
+    call.cancel()

@@ -139,9 +139,10 @@ class Load:
 
         async def work() -> None:
             for request in left:
-                if self._is_over(self.seconds):
+                now = self.seconds
+                if self._is_over(now):
                     return
-                await self._send(request, self.seconds)
+                await self._send(request, now)
 
         tasks = {asyncio.ensure_future(work()) for _ in range(concurrency)}
         try:

@@ -157,7 +157,7 @@ def test_what_is_on_the_screen() -> None:
     for each in (
         "tiny on gateway:50051 ready",
         "22:13:40 UTC",
-        "3 running 3 waiting 1 swapped last batch of 3: 64 prefill + 3 decode tokens",
+        "3 running 3 waiting 1 swapped batch of 3: 64 prefill + 3 decode tokens",
         "in 1000 tokens/s",
         "out 100 tokens/s",
         "prefix hits 25.0 % preemptions 7 (2 by swap) waste 3.0 % sharing 1.50x",

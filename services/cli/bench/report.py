@@ -98,21 +98,23 @@ def _totals(summary: Summary) -> Table:
 
 
 def _total_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    yield (
-        "requests",
-        f"{summary.succeeded} of {summary.requests} in {summary.seconds:.1f} s, {summary.requests_per_s:.2f}/s",
-    )
-    yield "output tokens", f"{summary.output_tokens}, {summary.output_tokens_per_s:.1f}/s"
+    done = f"{summary.succeeded} of {summary.requests} in {summary.seconds:.1f} s"
+    yield "requests", f"{done}, {summary.requests_per_s:.2f}/s"
+    yield "output tokens", _tokens(summary.output_tokens, summary.output_tokens_per_s, summary)
     if summary.prompt_tokens is not None and summary.prompt_tokens_per_s is not None:
         cached = ""
         if summary.cached_tokens is not None:
             share = summary.cached_tokens / summary.prompt_tokens if summary.prompt_tokens else 0.0
             cached = f"; {summary.cached_tokens} from the cache ({100 * share:.1f} %)"
-        yield "prompt tokens", f"{summary.prompt_tokens}, {summary.prompt_tokens_per_s:.1f}/s{cached}"
+        yield "prompt tokens", _tokens(summary.prompt_tokens, summary.prompt_tokens_per_s, summary) + cached
     if summary.goodput is not None:
         yield "goodput", f"{summary.goodput:.2f} requests/s: {summary.good_requests} kept every limit"
     if summary.errors:
         yield "errors", ", ".join(f"{count} {kind}" for kind, count in summary.errors.items())
+
+
+def _tokens(tokens: int, rate: float, summary: Summary) -> str:
+    return f"{tokens}, {rate:.1f}/s, {tokens / max(summary.succeeded, 1):.1f} a request"
 
 
 def _histogram(name: str, values: Sequence[float], width: int) -> Iterator[RenderableType]:

@@ -131,7 +131,7 @@ def _throughput(status: pb.Status, history: History, width: int) -> Iterator[Tex
             (f"{status.waiting_requests}", "bold yellow" if status.waiting_requests else "bold"),
             " waiting  ",
             (f"{status.swapped_requests}", "bold red" if status.swapped_requests else "bold"),
-            " swapped   last batch of ",
+            " swapped   batch of ",
             (f"{status.batch_sequences}", "bold"),
             ": ",
             (f"{status.batch_prefill_tokens}", "bold"),

@@ -152,7 +152,8 @@ class Replica:
         request = sequence.request
         position = len(sequence.token_ids) - sequence.prompt_length - 1
         request.num_losses = 0
-        request.note_first_token(now)
+        if not sequence.next_check:
+            request.note_first_token(now)
         if position == 0 and sequence.sample_index == 0:
             self._emit(Event(EventKind.FIRST_TOKEN, now, sequence.handle))
         if request.spec.pin is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from llguidance.gbnf_to_lark import any_to_lark
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from gateway.errors import InvalidArgument
@@ -64,17 +63,9 @@ def _guide(message: vllm.SamplingParams) -> Guide | None:
         case "regex":
             return Guide(GuideKind.REGEX, message.regex)
         case "grammar":
-            return Guide(GuideKind.GRAMMAR, _lark(message.grammar))
+            return Guide(GuideKind.GRAMMAR, message.grammar)
         case "choice":
             return Guide(GuideKind.CHOICE, choices=tuple(message.choice.choices))
         case "structural_tag":
             raise InvalidArgument("sampling.structural_tag", "structural tags are not to be had here; send a grammar")
     return None
-
-
-def _lark(grammar: str) -> str:
-    """The protocol's grammars are in Lark's language or in GBNF."""
-    try:
-        return any_to_lark(grammar)
-    except Exception as error:  # the library raises nothing narrower
-        raise InvalidArgument("sampling.grammar", f"is neither Lark nor GBNF: {error}") from error

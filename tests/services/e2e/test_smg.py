@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,27 @@ def test_samples_have_log_probabilities(client: openai.OpenAI) -> None:
         for token in choice.logprobs.content:
             assert len(token.top_logprobs) == 2
             assert token.logprob <= token.top_logprobs[0].logprob
+
+
+def test_an_answer_is_what_its_schema_says(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"size": {"enum": ["quarto", "octavo"]}, "bound": {"type": "boolean"}},
+        "required": ["size", "bound"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "book", "schema": schema}}
+    for stream in (False, True):
+        answer = chat(client, MESSAGES, max_tokens=200, response_format=format, stream=stream, extra_body=None)
+        text = "".join(each.choices[0].delta.content or "" for each in answer) if stream else text_in(answer)
+        book = json.loads(text)
+        assert book["size"] in ("quarto", "octavo")
+        assert isinstance(book["bound"], bool)
+
+
+def text_in(answer: Any) -> str:
+    text: str = answer.choices[0].message.content
+    return text
 
 
 def test_what_is_refused_is_the_client_s_error(client: openai.OpenAI) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import json
 import zipfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -40,7 +41,10 @@ O_UMLAUT = ids("Ã¶")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_bytes_tokenizer(tmp_path_factory.mktemp("model"))
+    folder = save_bytes_tokenizer(tmp_path_factory.mktemp("model"))
+    # Guided answers need a token that ends them.
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 255}))
+    return folder
 
 
 def request(stream: bool = True, request_id: str = "r", prompt: str = "abc", **sampling: Any) -> vllm.GenerateRequest:
@@ -205,6 +209,11 @@ def text_of(token_ids: Sequence[int]) -> str:
         (request(n=2**31), "sampling_params.n"),
         (request(prompt_logprobs=1), "sampling_params.prompt_logprobs"),
         (request(max_tokens=2**32 - 1), "sampling_params.max_tokens"),
+        (request(json_schema="["), "sampling_params.json_schema"),
+        (request(regex="(", min_tokens=0), "sampling_params.regex"),
+        (request(grammar=""), "sampling_params.grammar"),
+        (request(choice=vllm.ChoiceConstraint(choices=["a", ""])), "sampling_params.choice.choices[1]"),
+        (request(structural_tag="{}"), "sampling_params.structural_tag"),
         (request(prompt=""), "tokenized.input_ids"),
         (request(prompt="a" * 64), "tokenized"),
         (

@@ -104,14 +104,6 @@ def test_a_constraint_is_a_guide(constraint: dict[str, object], guide: Guide | N
     assert decode_sampling(vllm.SamplingParams(**constraint)).guide == guide  # type: ignore[arg-type]
 
 
-def test_a_grammar_in_gbnf_becomes_one_in_lark() -> None:
-    guide = decode_sampling(vllm.SamplingParams(grammar='root ::= "a" digit\ndigit ::= [0-9]')).guide
-    assert guide is not None
-    assert guide.kind is GuideKind.GRAMMAR
-    assert "start:" in guide.text
-    assert "::=" not in guide.text
-
-
 def decode(message: vllm.GenerateRequest, timeout: float | None = None) -> GenerationRequest:
     return decode_request(message, lambda text: [ord(letter) for letter in text], 64, timeout)
 
@@ -148,7 +140,6 @@ def test_a_prompt_is_cut_at_its_beginning(truncate: int, max_tokens: int | None,
         ({"text": ""}, "prompt.text"),
         ({"sampling_params": vllm.SamplingParams(prompt_logprobs=1)}, "sampling.prompt_logprobs"),
         ({"sampling_params": vllm.SamplingParams(structural_tag="{}")}, "sampling.structural_tag"),
-        ({"sampling_params": vllm.SamplingParams(grammar="root ::= (")}, "sampling.grammar"),
         (
             {"text": "a", "sampling_params": vllm.SamplingParams(truncate_prompt_tokens=0)},
             "sampling.truncate_prompt_tokens",

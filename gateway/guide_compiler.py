@@ -10,7 +10,9 @@ import llguidance
 from gateway.errors import TokenizerError
 from gateway.request import Guide, GuideKind
 
-LIMITS = llguidance.LLParserLimits(step_max_items=20_000, max_lexer_states=20_000, verbose_errors=False)
+LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=1000, step_max_items=2000, max_lexer_states=20_000, verbose_errors=False
+)
 """What a grammar may cost at each token, and hold. An executor keeps to the same: see `executor.guides.guides`."""
 
 MAX_WHITESPACE = 64
@@ -69,5 +71,5 @@ class GuideCompiler:
             begins = begins and any(matcher.compute_bitmask())
             if not matcher.is_error():
                 return None if begins else "the model has no token that such an answer could begin with"
-        reason = matcher.get_error().strip()
+        reason = " ".join(matcher.get_error().split())
         return "no text is like that: it can't be satisfied" if reason.startswith(_EMPTY) else reason

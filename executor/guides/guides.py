@@ -18,7 +18,9 @@ from executor.sequences import SequenceState
 MAX_COMPILED = 32
 """Compiled grammars that are kept, those used last."""
 
-LIMITS = llguidance.LLParserLimits(step_max_items=20_000, max_lexer_states=20_000, verbose_errors=False)
+LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=1000, step_max_items=2000, max_lexer_states=20_000, verbose_errors=False
+)
 """What a mask may cost, for which others' tokens wait (some 15 ms), and what a grammar may hold (some 40 MB).
 
 The gateway keeps to the same: see `gateway.guide_compiler`.

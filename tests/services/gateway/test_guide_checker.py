@@ -80,8 +80,9 @@ async def test_one_that_takes_too_long_is_refused_while_the_loop_runs(checker: G
 async def test_a_process_that_is_gone_is_started_again(checker: GuideChecker) -> None:
     await checker.check(regex("a+"))
     assert checker._process is not None
-    os.kill(checker._process.pid, signal.SIGKILL)
-    await checker._process.wait()
+    process = checker._process
+    os.kill(process.pid, signal.SIGKILL)
+    await asyncio.to_thread(process._process.wait)
     with pytest.raises(InvalidArgument, match="can't be compiled"):
         await checker.check(regex("b+"))
     await checker.check(regex("c+"))

@@ -1,0 +1,1 @@
+"""The console: a page that shows memory, queue and requests live, and the data behind it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ def encode_event(name: str, data: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-async def stream(events: AsyncIterator[bytes]) -> StreamingResponse:
+async def stream(events: AsyncGenerator[bytes, None]) -> StreamingResponse:
     """An answer that goes on. The first event decides whether it begins.
 
     Raises:
@@ -37,7 +37,7 @@ async def stream(events: AsyncIterator[bytes]) -> StreamingResponse:
     return StreamingResponse(_rest(first, events), media_type="text/event-stream", headers=HEADERS)
 
 
-async def _rest(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _rest(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """What fails later ends the stream; whoever still looks asks again, and is told why."""
     yield first
     with suppress(RpcError):
@@ -45,8 +45,8 @@ async def _rest(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[byt
             yield event
 
 
-async def merged(*sources: AsyncIterator[T]) -> AsyncIterator[T]:
-    """What several sources give, as it comes and only as fast as it is taken. Ends with the first that ends or fails."""
+async def merged(*sources: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """What several sources give, as it comes and as fast as it is taken. Ends with the first that ends or fails."""
     queue: asyncio.Queue[T] = asyncio.Queue(maxsize=1)
     tasks = {asyncio.ensure_future(_pour(source, queue)) for source in sources}
     taking: asyncio.Task[T] | None = None
@@ -68,7 +68,7 @@ async def merged(*sources: AsyncIterator[T]) -> AsyncIterator[T]:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-async def _pour(source: AsyncIterator[T], queue: asyncio.Queue[T]) -> None:
-    async with aclosing(source):  # type: ignore[type-var]  # all of them are generators
+async def _pour(source: AsyncGenerator[T, None], queue: asyncio.Queue[T]) -> None:
+    async with aclosing(source):
         async for item in source:
             await queue.put(item)

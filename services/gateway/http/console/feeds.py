@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -11,8 +11,9 @@ from google.protobuf.duration_pb2 import Duration
 from octavo.v1 import monitoring_pb2
 from services.gateway.http.console.block_json import BlockEncoder, TableEncoder
 from services.gateway.http.console.event_stream import encode_event, merged
-from services.gateway.http.console.source import Monitoring, Viewer
 from services.gateway.http.console.status_json import encode_status
+from services.gateway.monitoring.monitoring import Monitoring
+from services.gateway.viewers import Viewer
 
 STATUS_SECONDS = 1.0
 BLOCKS_SECONDS = 0.4
@@ -21,28 +22,28 @@ HEARTBEAT_SECONDS = 5.0
 """So often the page hears that the stream is alive where nothing happens."""
 
 
-async def status_events(monitoring: Monitoring, viewer: Viewer) -> AsyncIterator[bytes]:
+async def status_events(monitoring: Monitoring, viewer: Viewer) -> AsyncGenerator[bytes, None]:
     """`status` events: at once with what was, then each second."""
     request = monitoring_pb2.WatchStatusRequest(interval=_duration(STATUS_SECONDS))
     async for message in monitoring.watch_status(request, viewer):
         yield encode_event("status", encode_status(message, viewer.tenant))
 
 
-async def block_events(monitoring: Monitoring, viewer: Viewer) -> AsyncIterator[bytes]:
+async def block_events(monitoring: Monitoring, viewer: Viewer) -> AsyncGenerator[bytes, None]:
     """`blocks` events with the physical map and its changes, `tables` events with who holds them."""
     feeds = _blocks(monitoring, viewer), _tables(monitoring, viewer), heartbeat()
     async for event in merged(*feeds):
         yield event
 
 
-async def _blocks(monitoring: Monitoring, viewer: Viewer) -> AsyncIterator[bytes]:
+async def _blocks(monitoring: Monitoring, viewer: Viewer) -> AsyncGenerator[bytes, None]:
     encoder = BlockEncoder()
     request = monitoring_pb2.WatchBlocksRequest(interval=_duration(BLOCKS_SECONDS))
     async for message in monitoring.watch_blocks(request, viewer):
         yield encode_event("blocks", encoder.encode(message))
 
 
-async def _tables(monitoring: Monitoring, viewer: Viewer) -> AsyncIterator[bytes]:
+async def _tables(monitoring: Monitoring, viewer: Viewer) -> AsyncGenerator[bytes, None]:
     encoder = TableEncoder()
     request = monitoring_pb2.ListRequestsRequest(include_blocks=True)
     while True:
@@ -52,7 +53,7 @@ async def _tables(monitoring: Monitoring, viewer: Viewer) -> AsyncIterator[bytes
         await asyncio.sleep(TABLES_SECONDS)
 
 
-async def heartbeat() -> AsyncIterator[bytes]:
+async def heartbeat() -> AsyncGenerator[bytes, None]:
     """Comments, which say nothing but that somebody is there."""
     while True:
         yield b": still here\n\n"

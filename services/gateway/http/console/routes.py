@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -15,8 +15,9 @@ from octavo.v1 import monitoring_pb2
 from services.gateway.http.console import event_stream, feeds
 from services.gateway.http.console.assets import Assets
 from services.gateway.http.console.request_json import encode_request, encode_timeline, encode_tree
-from services.gateway.http.console.source import Monitoring, Viewer, Viewers
 from services.gateway.http.requests import metadata_of
+from services.gateway.monitoring.monitoring import Monitoring
+from services.gateway.viewers import Viewer, Viewers
 from services.rpc.status import RpcError
 
 MAX_NODES = 500
@@ -75,14 +76,14 @@ class _Data:
     def _viewer(self, request: Request) -> Viewer:
         return self._viewers.identify(metadata_of(request))
 
-    async def _stream(self, request: Request, viewer: Viewer, events: AsyncIterator[bytes]) -> Response:
+    async def _stream(self, request: Request, viewer: Viewer, events: AsyncGenerator[bytes, None]) -> Response:
         return await event_stream.stream(self._while_it_may(request, viewer, events))
 
     async def _while_it_may(
-        self, request: Request, viewer: Viewer, events: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
+        self, request: Request, viewer: Viewer, events: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
         """The events for as long as the caller still is who it was: a key may be revoked meanwhile."""
-        async with aclosing(events):  # type: ignore[type-var]  # they come from a generator
+        async with aclosing(events):
             async for event in events:
                 if self._viewer(request) != viewer:
                     return

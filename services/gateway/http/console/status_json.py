@@ -24,7 +24,7 @@ def encode_status(message: monitoring_pb2.WatchStatusResponse, tenant: str | Non
 
 
 def _columns(statuses: Sequence[monitoring_pb2.Status]) -> dict[str, list[float]]:
-    """What changes over time, one row for each status. Times in ms since 1970, `generated` and what follows since start."""
+    """What changes over time, one row a status. Times in ms since 1970; `generated` and what follows since start."""
     devices = [[executor.device for executor in status.executors] for status in statuses]
     return {
         "time": [status.time.ToMilliseconds() for status in statuses],

@@ -19,6 +19,7 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from octavo.v1 import common_pb2, inference_pb2, memory_pb2, monitoring_pb2
+from services.gateway.viewers import Viewer
 from services.rpc.status import RpcError
 
 BLOCK_SIZE = 16
@@ -29,25 +30,20 @@ WAITING, RUNNING = monitoring_pb2.REQUEST_STATE_WAITING, monitoring_pb2.REQUEST_
 SWAPPED, ENDED = monitoring_pb2.REQUEST_STATE_SWAPPED, monitoring_pb2.REQUEST_STATE_ENDED
 
 
-@dataclass(frozen=True)
-class SimulatedViewer:
-    tenant: str | None
-
-
 class SimulatedViewers:
     """Keys by what they open; without keys everybody sees all."""
 
     def __init__(self, keys: dict[str, str | None]) -> None:
         self.keys = keys
 
-    def identify(self, metadata: Iterable[tuple[str, str | bytes]]) -> SimulatedViewer:
+    def identify(self, metadata: Iterable[tuple[str, str | bytes]]) -> Viewer:
         if not self.keys:
-            return SimulatedViewer(None)
+            return Viewer(None)
         given = dict(metadata).get("authorization", "")
         key = str(given).removeprefix("Bearer ")
         if key not in self.keys:
             raise RpcError(grpc.StatusCode.UNAUTHENTICATED, "the call needs a valid API key", "API_KEY_NEEDED")
-        return SimulatedViewer(self.keys[key])
+        return Viewer(self.keys[key])
 
 
 @dataclass
@@ -175,7 +171,7 @@ class SimulatedStack:
         running = [life for life in self.live if life.view.state == RUNNING]
         self._batch = sum(len(life.tables) for life in running), prefill // 5, decode // 5
         if int(self.now / STEP_SECONDS) % 4 == 0:
-            self.history.append(self.status(SimulatedViewer(None)))
+            self.history.append(self.status(Viewer(None)))
 
     def submit(self, *, tenant: str = "", n: int = 0, request_id: str = "") -> Life:
         self._count += 1
@@ -273,12 +269,8 @@ class SimulatedStack:
         self._prefixes.setdefault((view.executor, f"{view.tenant}/{life.system}"), life.tables[0][:12])
         if before == view.cached_tokens:
             self._prefixes[view.executor, f"{view.tenant}/{life.system}"] = life.tables[0][:12]
-        life.decide(
-            monitoring_pb2.DECISION_KIND_PREFILL, self.now - 0.05, tokens=chunk, step=self.counters.steps
-        )
-        life.timeline.decisions[-1].until.FromMicroseconds(
-            int((self.now - view.arrived.ToMicroseconds() / 1e6) * 1e6)
-        )
+        life.decide(monitoring_pb2.DECISION_KIND_PREFILL, self.now - 0.05, tokens=chunk, step=self.counters.steps)
+        life.timeline.decisions[-1].until.FromMicroseconds(int((self.now - view.arrived.ToMicroseconds() / 1e6) * 1e6))
         if view.computed_tokens == view.prompt_tokens:
             life.decide(monitoring_pb2.DECISION_KIND_FIRST_TOKEN, self.now, step=self.counters.steps)
             self._fork(life)
@@ -365,16 +357,14 @@ class SimulatedStack:
         view.state = ENDED
         view.reason = "stop" if view.output_tokens // life.n < view.max_tokens else "length"
         view.ended.FromMicroseconds(int(self.now * 1e6))
-        life.decide(
-            monitoring_pb2.DECISION_KIND_FINISHED, self.now, tokens=view.output_tokens, reason=view.reason
-        )
+        life.decide(monitoring_pb2.DECISION_KIND_FINISHED, self.now, tokens=view.output_tokens, reason=view.reason)
         life.tables = []
         self.live.remove(life)
         self.ended.append(life)
 
     # How it looks
 
-    def status(self, viewer: SimulatedViewer) -> monitoring_pb2.Status:
+    def status(self, viewer: Viewer) -> monitoring_pb2.Status:
         mine = [life for life in self.live if viewer.tenant in (None, life.view.tenant)]
         by_state = {state: sum(life.view.state == state for life in mine) for state in (RUNNING, WAITING, SWAPPED)}
         status = monitoring_pb2.Status(
@@ -418,16 +408,12 @@ class SimulatedStack:
                     max_blocks=2400 if tenant == self.tenants[-1] else 0,
                     weight=1.0,
                 ),
-                running_requests=sum(
-                    life.view.tenant == tenant and life.view.state == RUNNING for life in self.live
-                ),
-                waiting_requests=sum(
-                    life.view.tenant == tenant and life.view.state == WAITING for life in self.live
-                ),
+                running_requests=sum(life.view.tenant == tenant and life.view.state == RUNNING for life in self.live),
+                waiting_requests=sum(life.view.tenant == tenant and life.view.state == WAITING for life in self.live),
             )
         return status
 
-    def blocks(self, name: str, viewer: SimulatedViewer) -> list[memory_pb2.Block]:
+    def blocks(self, name: str, viewer: Viewer) -> list[memory_pb2.Block]:
         return [
             memory_pb2.Block(
                 block_id=i,
@@ -447,7 +433,7 @@ class SimulatedStack:
     # Monitoring
 
     async def watch_status(
-        self, request: monitoring_pb2.WatchStatusRequest, viewer: SimulatedViewer
+        self, request: monitoring_pb2.WatchStatusRequest, viewer: Viewer
     ) -> AsyncIterator[monitoring_pb2.WatchStatusResponse]:
         yield monitoring_pb2.WatchStatusResponse(history=self.history, status=self.status(viewer))
         while True:
@@ -455,7 +441,7 @@ class SimulatedStack:
             yield monitoring_pb2.WatchStatusResponse(status=self.status(viewer))
 
     async def watch_blocks(
-        self, request: monitoring_pb2.WatchBlocksRequest, viewer: SimulatedViewer
+        self, request: monitoring_pb2.WatchBlocksRequest, viewer: Viewer
     ) -> AsyncIterator[monitoring_pb2.WatchBlocksResponse]:
         seen: dict[str, list[memory_pb2.Block]] = {}
         while True:
@@ -476,7 +462,7 @@ class SimulatedStack:
             await asyncio.sleep(request.interval.ToMilliseconds() / 1000)
 
     async def list_requests(
-        self, request: monitoring_pb2.ListRequestsRequest, viewer: SimulatedViewer
+        self, request: monitoring_pb2.ListRequestsRequest, viewer: Viewer
     ) -> monitoring_pb2.ListRequestsResponse:
         ended = list(self.ended)[-request.num_ended :] if request.num_ended else []
         lives = [life for life in [*ended, *self.live] if viewer.tenant in (None, life.view.tenant)]
@@ -493,7 +479,7 @@ class SimulatedStack:
         return view
 
     async def explain_request(
-        self, request: monitoring_pb2.ExplainRequestRequest, viewer: SimulatedViewer
+        self, request: monitoring_pb2.ExplainRequestRequest, viewer: Viewer
     ) -> monitoring_pb2.ExplainRequestResponse:
         for life in [*self.live, *self.ended]:
             if life.view.request_id == request.request_id and viewer.tenant in (None, life.view.tenant):
@@ -502,7 +488,7 @@ class SimulatedStack:
         raise RpcError(grpc.StatusCode.NOT_FOUND, "there is no such request", "NO_SUCH_REQUEST")
 
     async def get_prefix_tree(
-        self, request: monitoring_pb2.GetPrefixTreeRequest, viewer: SimulatedViewer
+        self, request: monitoring_pb2.GetPrefixTreeRequest, viewer: Viewer
     ) -> monitoring_pb2.GetPrefixTreeResponse:
         tree = monitoring_pb2.GetPrefixTreeResponse()
         texts = {

@@ -18,6 +18,7 @@ from services.gateway.backends import Backends
 from services.gateway.calls import Calls
 from services.gateway.door import Door
 from services.gateway.guide_checker import GuideChecker
+from services.gateway.http.console.routes import console_routes
 from services.gateway.http.metrics import metrics_routes
 from services.gateway.http.openai.routes import openai_routes
 from services.gateway.http.probes import Status, probe_routes
@@ -141,6 +142,7 @@ class GatewayService:
         return [
             *probe_routes(status),
             *metrics_routes(self._exposition, self._door.viewers),
+            *console_routes(self._monitoring, self._door.viewers),
             *openai_routes(calls.speaking("openai")),
         ]
 

@@ -66,12 +66,12 @@ class _Data:
 
     async def timeline(self, request: Request) -> Response:
         asked = monitoring_pb2.ExplainRequestRequest(request_id=request.path_params["request_id"])
-        response = await self._monitoring.explain_request(asked, self._viewer(request))
+        response = await self._monitoring.explain(asked, self._viewer(request))
         return _json(encode_timeline(response.timeline))
 
     async def prefix_tree(self, request: Request) -> Response:
         asked = monitoring_pb2.GetPrefixTreeRequest(max_nodes=_number(request, "max_nodes", MAX_NODES, 1, 10_000))
-        return _json(encode_tree(await self._monitoring.get_prefix_tree(asked, self._viewer(request))))
+        return _json(encode_tree(await self._monitoring.prefix_tree(asked, self._viewer(request))))
 
     def _viewer(self, request: Request) -> Viewer:
         return self._viewers.identify(metadata_of(request))

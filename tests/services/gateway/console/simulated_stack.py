@@ -478,7 +478,7 @@ class SimulatedStack:
             view.sequences.add(num_tokens=length, block_ids=ids)
         return view
 
-    async def explain_request(
+    async def explain(
         self, request: monitoring_pb2.ExplainRequestRequest, viewer: Viewer
     ) -> monitoring_pb2.ExplainRequestResponse:
         for life in [*self.live, *self.ended]:
@@ -487,7 +487,7 @@ class SimulatedStack:
                 return monitoring_pb2.ExplainRequestResponse(timeline=life.timeline)
         raise RpcError(grpc.StatusCode.NOT_FOUND, "there is no such request", "NO_SUCH_REQUEST")
 
-    async def get_prefix_tree(
+    async def prefix_tree(
         self, request: monitoring_pb2.GetPrefixTreeRequest, viewer: Viewer
     ) -> monitoring_pb2.GetPrefixTreeResponse:
         tree = monitoring_pb2.GetPrefixTreeResponse()

@@ -172,8 +172,7 @@ async def test_a_revoked_key_ends_the_stream(stack: SimulatedStack) -> None:
             await events.next()
             viewers.keys = {"the-operator": None}
             with pytest.raises(EOFError):
-                while True:
-                    await events.next()
+                await events.next_of("there is none of this name")
 
 
 # The data

@@ -30,7 +30,7 @@ const CHARTS = [
   },
   {
     title: "Memory",
-    unit: "share of blocks; of prompt tokens, last minute",
+    unit: "blocks; prompt tokens found",
     format: percent,
     axis: (value) => `${Math.round(value * 100)} %`,
     most: 1,

@@ -30,8 +30,8 @@ const store = new BlockStore();
 const owners = new Owners();
 const rows = new History();
 let ownRate = new OwnRate();
-/** The newest of the prefix tree's scopes. */
-let scopes = [];
+/** The newest prefix tree. */
+let prefixes = { nodes: [], scopes: [], leftOut: 0 };
 
 /** What the gateway's clock is ahead of this one. */
 let clockOffset = 0;
@@ -81,12 +81,17 @@ connection.stream("status", {
   },
   event: (name, message) => {
     const { status } = message;
+    const first = stateLine.status === null;
     rows.add(message.samples);
     clockOffset = Date.parse(status.time) - Date.now();
     stateLine.take(message);
     setText(byId("model"), status.model?.name ?? "");
     waste.status = status;
     map.takeStatus(status);
+    if (first) {
+      requests.update();
+      tree.take(prefixes);
+    }
     showTiles(status, rows);
     activity.update();
     life.update();
@@ -111,7 +116,7 @@ connection.poll(() => "requests", REQUESTS_MS, {
     if (!stateLine.status) return; // it gives owners their colours
     requests.update();
     drawWaste();
-    if (stateLine.tenant !== null) showOwnTiles(answer.requests, scopes);
+    if (stateLine.tenant !== null) showOwnTiles(answer.requests, prefixes.scopes);
   },
 });
 
@@ -126,7 +131,7 @@ addEventListener("hashchange", () => {
 
 connection.poll(() => "prefix-tree", TREE_MS, {
   answer: (answer) => {
-    scopes = answer.scopes;
+    prefixes = answer;
     if (stateLine.status) tree.take(answer);
   },
 });

@@ -17,6 +17,9 @@ _REASONS = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENG
 INCOMPLETE = "\ufffd"
 """What a character looks like of which a part is missing."""
 
+MAX_HIDDEN_TOKENS = 64
+"""So many tokens that are no text may stand in a stop string for it to be named."""
+
 Decode = Callable[[Sequence[int]], str]
 """The text of tokens, as stop strings are looked for in it."""
 
@@ -110,8 +113,9 @@ class Answer:
         stops = self._request.sampling_params.stop
         if not stops:
             return ""
-        text = self._decode(token_ids)
-        start = len(self._decode(token_ids[:-1]).rstrip(INCOMPLETE))
+        # A character may be four tokens, and some tokens are none.
+        tail = token_ids[-(4 * max(map(len, stops)) + MAX_HIDDEN_TOKENS) :]
+        text, start = self._decode(tail), len(self._decode(tail[:-1]).rstrip(INCOMPLETE))
         places = [(text.find(stop, max(0, start - len(stop) + 1)), stop) for stop in stops]
         completed = [(place + len(stop), -len(stop), stop) for place, stop in places if place >= 0]
         return min(completed)[2] if completed else ""

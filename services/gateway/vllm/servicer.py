@@ -157,10 +157,11 @@ class VllmEngineServicer:
     async def _get_loads(self, data: bytes, context: Context) -> vllm.GetLoadsResponse:
         viewer = self._viewers.identify(metadata_of(context))
         parse(vllm.GetLoadsRequest, data)
-        # Nobody counts them for one tenant alone.
-        waiting_tokens = sum(link.tokens_to_prefill for link in self._backends.links) if viewer.is_operator else 0
-        status = await self._monitoring.status(viewer)
-        return self._loads.response(status, self._calls.model.block_size, waiting_tokens)
+        status, block_size = await self._monitoring.status(viewer), self._calls.model.block_size
+        if not viewer.is_operator:  # what is known of all together is not a tenant's to know
+            return Loads().response(status, block_size, waiting_tokens=0)
+        waiting_tokens = sum(link.tokens_to_prefill for link in self._backends.links)
+        return self._loads.response(status, block_size, waiting_tokens)
 
     async def _subscribe_kv_events(self, data: bytes, context: Context) -> None:
         if not self._viewers.identify(metadata_of(context)).is_operator:
@@ -196,6 +197,9 @@ def _with_status(method: Callable[[bytes, Context], Awaitable[R]]) -> Callable[[
         except RpcError as error:
             await abort(context, in_their_names(error))
             raise
+        except grpc.aio.InternalError as failure:
+            # The call ended at this very moment: its client left, or its own deadline came. There is nobody to tell.
+            raise asyncio.CancelledError from failure
 
     return handle
 

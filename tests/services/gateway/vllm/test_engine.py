@@ -359,6 +359,7 @@ async def test_loads_are_the_operator_s_to_see_and_a_tenant_s_own(model: Path) -
         await call.read()
         loads = await made.stub.GetLoads(vllm.GetLoadsRequest())
         assert (loads.dp_rank_count, len(loads.loads)) == (1, 1)
+        assert loads.loads[0].num_waiting_uncached_tokens == 0, "it has its first token"
         server = await made.stub.GetServerInfo(vllm.GetServerInfoRequest())
         assert server.active_requests == 1
         await made.stub.Abort(vllm.AbortRequest(request_ids=["r"]))

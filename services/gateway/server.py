@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 from gateway.errors import TokenizerError
 from gateway.gateway import Gateway
 from gateway.loading import load_tokenizer
+from octavo.v1 import monitoring_pb2
 from services.config import ConfigError, GatewayConfig
 from services.gateway.answers import Answers
 from services.gateway.backends import Backends
@@ -32,6 +33,7 @@ from services.gateway.monitoring.servicer import SERVICE as MONITORING_SERVICE
 from services.gateway.monitoring.servicer import MonitoringServicer
 from services.gateway.servicer import SERVICE, GenerationServicer
 from services.gateway.token_log import TokenLogs
+from services.gateway.viewers import Viewer
 from services.gateway.vllm import SERVICE as VLLM_SERVICE
 from services.gateway.vllm import load_servicer
 from services.process import run_service
@@ -143,8 +145,12 @@ class GatewayService:
             *probe_routes(status),
             *metrics_routes(self._exposition, self._door.viewers),
             *console_routes(self._monitoring, self._door.viewers),
-            *openai_routes(calls.speaking("openai")),
+            *openai_routes(calls.speaking("openai"), self._explain),
         ]
+
+    async def _explain(self, tenant: str, request_id: str) -> monitoring_pb2.Timeline:
+        question = monitoring_pb2.ExplainRequestRequest(request_id=request_id)
+        return (await self._monitoring.explain(question, Viewer(tenant))).timeline
 
     async def run(self) -> None:
         await asyncio.gather(

@@ -79,6 +79,22 @@ def test_log_probabilities(client: openai.OpenAI, reference: Reference) -> None:
     assert legacy.text_offset[0] == 0
 
 
+def test_why_it_went_as_it_did(client: openai.OpenAI) -> None:
+    own: Any = {"ignore_eos": True, "explain": True, "request_id": "asked-over-http"}
+    whole = client.completions.create(model=MODEL_NAME, prompt="A sheet is folded", max_tokens=5, extra_body=own)
+    *_, last = client.completions.create(
+        model=MODEL_NAME, prompt="A sheet is folded", max_tokens=5, stream=True, extra_body=own
+    )
+    for answer in (whole, last):
+        told = (answer.model_extra or {})["octavo"]
+        assert told["request_id"] == "asked-over-http"
+        assert told["prefix_match"]["end"]
+        kinds = [decision["kind"] for decision in told["timeline"]["decisions"]]
+        assert [kind for kind in kinds if kind != "waited"] == [
+            *("queued", "admitted", "prefill", "first_token", "finished")
+        ]
+
+
 def test_many_at_once(stack: Stack, reference: Reference) -> None:
     prompts = [f"{'page ' * i}number {i}" for i in range(12)]
 

@@ -16,7 +16,7 @@ from services.gateway.calls import Calls, Metadata
 from services.gateway.http.errors import HttpError
 from services.gateway.http.openai.asks import Ask
 from services.gateway.http.openai.events import EventStream
-from services.gateway.http.openai.explanation import explanation
+from services.gateway.http.openai.explanation import Explain, explanation
 from services.gateway.http.openai.shapes import Head, Shape, encode
 from services.gateway.http.openai.usage import CallUsage
 from services.rpc.status import RpcError
@@ -32,15 +32,19 @@ class Answer(Response):
         ask: What is asked for.
         size: Of the body, in bytes.
         head: What the answer, or each chunk of it, begins with.
+        explain: Tells the life of a request that is over.
     """
 
-    def __init__(self, calls: Calls, ask: Ask, size: int, metadata: Metadata, head: Head, shape: Shape) -> None:
+    def __init__(
+        self, calls: Calls, ask: Ask, size: int, metadata: Metadata, head: Head, shape: Shape, explain: Explain
+    ) -> None:
         self._calls = calls
         self._ask = ask
         self._size = size
         self._metadata = metadata
         self._head = head
         self._shape = shape
+        self._explain = explain
         self._usage = CallUsage()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +72,7 @@ class Answer(Response):
         shown["choices"] = [self._shape.whole(choice, responses) for choice, responses in sorted(taken.items())]
         shown["usage"] = self._usage.shown()
         if self._ask.explain:
-            shown["octavo"] = self._explained()
+            shown["octavo"] = await self._explained()
         headers = {"x-request-id": self._ask.request_id}
         return Response(encode(shown), media_type="application/json", headers=headers)
 
@@ -89,18 +93,18 @@ class Answer(Response):
 
         try:
             await self._run(take)
-            await stream.end(self._last_chunk() + b"data: [DONE]\n\n")
+            await stream.end(await self._last_chunk() + b"data: [DONE]\n\n")
         except HttpError as error:
             if not stream.begun:
                 raise
             await stream.end(b"data: " + encode(error.body) + b"\n\n")
 
-    def _last_chunk(self) -> bytes:
+    async def _last_chunk(self) -> bytes:
         shown = self._head.shown() | {"choices": []}
         if self._ask.include_usage:
             shown["usage"] = self._usage.shown()
         if self._ask.explain:
-            shown["octavo"] = self._explained()
+            shown["octavo"] = await self._explained()
         wanted = self._ask.include_usage or self._ask.explain
         return b"data: " + encode(shown) + b"\n\n" if wanted else b""
 
@@ -126,9 +130,11 @@ class Answer(Response):
     def _count_prompt(self, prepared: PreparedRequest) -> None:
         self._usage.add_prompt(len(prepared.prompt_token_ids))
 
-    def _explained(self) -> Any:
+    async def _explained(self) -> Any:
+        tenant = self._calls.identify(self._metadata).tenant
         explained = [
-            explanation(each.request_id, self._usage.of_request(index)) for index, each in enumerate(self._ask.requests)
+            await explanation(each.request_id, self._usage.of_request(index), tenant, self._explain)
+            for index, each in enumerate(self._ask.requests)
         ]
         return explained[0] if len(explained) == 1 else {"requests": explained}
 

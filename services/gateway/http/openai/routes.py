@@ -17,6 +17,7 @@ from services.gateway.http.errors import HttpError
 from services.gateway.http.openai.answer import Answer
 from services.gateway.http.openai.asks import Ask, chat_ask, completion_ask
 from services.gateway.http.openai.bodies import ChatBody, CompletionBody, decode_body
+from services.gateway.http.openai.explanation import Explain
 from services.gateway.http.openai.shapes import ChatShape, CompletionShape, Head
 from services.gateway.http.openai.tokens import TokenCalls
 from services.gateway.http.requests import metadata_of
@@ -24,10 +25,14 @@ from services.gateway.http.requests import metadata_of
 Body = TypeVar("Body")
 
 
-def openai_routes(calls: Calls) -> list[BaseRoute]:
-    """Everything under ``/v1``, ``/tokenize`` and ``/detokenize``."""
+def openai_routes(calls: Calls, explain: Explain) -> list[BaseRoute]:
+    """Everything under ``/v1``, ``/tokenize`` and ``/detokenize``.
+
+    Args:
+        explain: Tells the life of a request that is over.
+    """
     texts = TokenTexts(calls.gateway.tokenizer)
-    api, tokens = OpenAI(calls, texts, int(time.time())), TokenCalls(calls, texts)
+    api, tokens = OpenAI(calls, texts, explain, int(time.time())), TokenCalls(calls, texts)
     return [
         Route("/v1/models", api.models),
         Route("/v1/models/{model:path}", api.model),
@@ -43,12 +48,14 @@ class OpenAI:
 
     Args:
         texts: Of single tokens.
+        explain: Tells the life of a request that is over.
         started: Unix time since which the model is served.
     """
 
-    def __init__(self, calls: Calls, texts: TokenTexts, started: int) -> None:
+    def __init__(self, calls: Calls, texts: TokenTexts, explain: Explain, started: int) -> None:
         self._calls = calls
         self._texts = texts
+        self._explain = explain
         self._started = started
 
     async def models(self, request: Request) -> Response:
@@ -82,16 +89,15 @@ class OpenAI:
         ask, size = await self._ask(request, ChatBody, chat_ask)
         shape = ChatShape(self._texts, ask.logprobs, ask.token_ids)
         kind = "chat.completion.chunk" if ask.stream else "chat.completion"
-        return Answer(
-            self._calls, ask, size, metadata_of(request), self._head(f"chatcmpl-{ask.request_id}", kind), shape
-        )
+        head = self._head(f"chatcmpl-{ask.request_id}", kind)
+        return Answer(self._calls, ask, size, metadata_of(request), head, shape, self._explain)
 
     async def complete(self, request: Request) -> Response:
         """A completion, or several."""
         ask, size = await self._ask(request, CompletionBody, completion_ask)
         shape = CompletionShape(self._texts, ask.logprobs, ask.token_ids, self._echo(ask))
         head = self._head(f"cmpl-{ask.request_id}", "text_completion")
-        return Answer(self._calls, ask, size, metadata_of(request), head, shape)
+        return Answer(self._calls, ask, size, metadata_of(request), head, shape, self._explain)
 
     async def _ask(self, request: Request, kind: type[Body], decode: Callable[[Body, str], Ask]) -> tuple[Ask, int]:
         """What a request asks for, and how many bytes that took."""

@@ -54,6 +54,11 @@ class Guide:
         copy._mask[:] = self._mask
         return copy
 
+    @property
+    def is_over(self) -> bool:
+        """The output is all that was asked for: nothing but its end is allowed."""
+        return self._is_over
+
     def follow(self, token_ids: array[int], prompt_length: int) -> None:
         """Takes in what is new of a sequence's output, which is behind its prompt, and writes what may come next."""
         if self._matcher is None or self._is_over or self.error is not None:

@@ -32,7 +32,7 @@ class EventKind(Enum):
     STEP_DONE = "step_done"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make each one three times as dear
 class Event:
     """One decision at one time (seconds on the caller's clock)."""
 

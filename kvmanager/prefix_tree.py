@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 
+from kvmanager.block import Block
 from kvmanager.content import ROOT, Content
 from kvmanager.replica import Replica
 from kvmanager.spec import Scope
@@ -14,6 +15,7 @@ from kvmanager.spec import Scope
 SLICE_BLOCKS = 1000
 """So many blocks are looked at in one go."""
 
+TOKEN_BYTES = 4
 NODE_TOKENS = 64
 """Most tokens of a node that are told."""
 
@@ -44,6 +46,15 @@ class PrefixNode:
     blocks_below: int = 0
     tokens: bytes = b""
 
+    def add(self, block: Block, content: Content) -> None:
+        """The block that comes next."""
+        self.identity = content.identity
+        self.num_blocks += 1
+        self.referenced_blocks += block.reference_count > 0
+        self.host_blocks += block.on_host
+        if len(self.tokens) < TOKEN_BYTES * NODE_TOKENS:
+            self.tokens = (self.tokens + content.tokens)[: TOKEN_BYTES * NODE_TOKENS]
+
 
 @dataclass(slots=True)
 class PrefixTree:
@@ -53,15 +64,38 @@ class PrefixTree:
     cached_blocks: Counter[tuple[str, int]] = field(default_factory=Counter)
 
 
-@dataclass(slots=True)
-class _Cached:
-    """Content that can be given out."""
+class _Chains:
+    """What can be given out, and what goes on from what. Nothing is made for a single block: there are very many.
 
-    content: Content
-    hits: int
-    referenced: bool
-    host_only: bool
-    children: list[_Cached] = field(default_factory=list)
+    Attributes:
+        blocks: by identity; the device's where both tiers have one.
+        roots: what goes on from nothing that is here.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, Block] = {}
+        self.roots: list[bytes] = []
+        self._child: dict[bytes, bytes] = {}
+        self._more_children: dict[bytes, list[bytes]] = {}
+
+    def link(self, identity: bytes, parent: bytes) -> None:
+        """Puts a block where it belongs."""
+        if parent not in self.blocks:
+            self.roots.append(identity)
+        elif parent not in self._child:
+            self._child[parent] = identity
+        else:
+            self._more_children.setdefault(parent, []).append(identity)
+
+    def children(self, identity: bytes) -> list[bytes]:
+        """What goes on from a block."""
+        child = self._child.get(identity)
+        return [] if child is None else [child, *self._more_children.get(identity, ())]
+
+    def content(self, identity: bytes) -> Content | None:
+        """What a block holds; None: it holds something else by now."""
+        content = self.blocks[identity].content
+        return content if content is not None and content.identity == identity else None
 
 
 def prefix_tree(replica: Replica, owners: Collection[str]) -> Generator[None, None, PrefixTree]:
@@ -74,16 +108,15 @@ def prefix_tree(replica: Replica, owners: Collection[str]) -> Generator[None, No
         owners: whose blocks; empty: everybody's.
     """
     tree = PrefixTree()
-    cached = yield from _collect(replica, owners)
-    roots: list[_Cached] = []
-    for number, each in enumerate(cached.values()):
+    chains = yield from _collect(replica, owners)
+    for number, identity in enumerate(chains.blocks):
         if number % SLICE_BLOCKS == 0:
             yield
-        scope = each.content.scope
-        tree.cached_blocks[scope.owner, scope.narrowness] += 1
-        parent = cached.get(each.content.parent)
-        (roots if parent is None else parent.children).append(each)
-    yield from _add_nodes(tree, replica.name, roots)
+        content = chains.content(identity)
+        if content is not None:
+            chains.link(identity, content.parent)
+            tree.cached_blocks[content.scope.owner, content.scope.narrowness] += 1
+    yield from _add_nodes(tree, replica.name, chains)
     yield from _add_up(tree)
     return tree
 
@@ -105,56 +138,40 @@ def largest(nodes: list[PrefixNode], number: int) -> list[PrefixNode]:
     return taken
 
 
-def _collect(replica: Replica, owners: Collection[str]) -> Generator[None, None, dict[bytes, _Cached]]:
-    cached: dict[bytes, _Cached] = {}
-    for tier in (replica.memory.device, replica.memory.host):
+def _collect(replica: Replica, owners: Collection[str]) -> Generator[None, None, _Chains]:
+    chains = _Chains()
+    for tier in (replica.memory.host, replica.memory.device):
         blocks = tier.pool.blocks
         for first in range(0, len(blocks), SLICE_BLOCKS):
             for block in blocks[first : first + SLICE_BLOCKS]:
                 content = block.content
-                if content is None or (owners and content.scope.owner not in owners):
-                    continue
-                known = cached.get(content.identity)
-                if known is None:
-                    in_use = block.reference_count > 0
-                    cached[content.identity] = _Cached(content, block.hits, in_use, block.on_host)
-                else:
-                    known.hits = max(known.hits, block.hits)
-                    known.referenced |= block.reference_count > 0
+                if content is not None and (not owners or content.scope.owner in owners):
+                    chains.blocks[content.identity] = block
             yield
-    return cached
+    return chains
 
 
-def _add_nodes(tree: PrefixTree, executor: str, roots: list[_Cached]) -> Generator[None, None, None]:
-    beginnings = [(ROOT, root) for root in reversed(roots)]
+def _add_nodes(tree: PrefixTree, executor: str, chains: _Chains) -> Generator[None, None, None]:
+    beginnings = [(ROOT, root) for root in reversed(chains.roots)]
     num_blocks = 0
     while beginnings:
-        parent, first = beginnings.pop()
-        node = PrefixNode(executor, parent, first.content.identity, first.content.scope, first.hits)
+        parent, identity = beginnings.pop()
+        content = chains.content(identity)
+        if content is None:
+            continue  # and nothing of what goes on from it can be found any more
+        node = PrefixNode(executor, parent, identity, content.scope, chains.blocks[identity].hits)
         tree.nodes.append(node)
-        block: _Cached | None = first
-        while block is not None:
-            last = block
-            node.num_blocks += 1
-            node.referenced_blocks += block.referenced
-            node.host_blocks += block.host_only
-            if len(node.tokens) < 4 * NODE_TOKENS:
-                node.tokens += block.content.tokens
-            block = _only_child(block)
+        children: list[bytes] = []
+        while content is not None and content.scope == node.scope:
+            node.add(chains.blocks[content.identity], content)
+            children = chains.children(content.identity)
             num_blocks += 1
             if num_blocks % SLICE_BLOCKS == 0:
                 yield
-        node.identity = last.content.identity
-        node.tokens = node.tokens[: 4 * NODE_TOKENS]
-        beginnings += ((node.identity, child) for child in reversed(last.children))
-
-
-def _only_child(block: _Cached) -> _Cached | None:
-    """What belongs to the same node after a block."""
-    if len(block.children) != 1:
-        return None
-    (child,) = block.children
-    return child if child.content.scope == block.content.scope else None
+            if len(children) != 1:
+                break
+            content = chains.content(children[0])
+        beginnings += ((node.identity, child) for child in reversed(children))
 
 
 def _add_up(tree: PrefixTree) -> Generator[None, None, None]:

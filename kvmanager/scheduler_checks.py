@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
 
 from kvmanager.request import Request, RequestState
@@ -13,6 +14,7 @@ def check_requests(
 ) -> None:
     """Asserts that every request is in one place and every sequence in its state's shape."""
     waiting = {request.spec.handle: request for request in waiting_queue}
+    assert waiting_queue.tenants == Counter(request.spec.tenant for request in waiting.values())
     assert not set(waiting) & set(running) | set(waiting) & set(swapped)
     assert not set(running) & set(swapped)
     for request in waiting.values():

@@ -59,7 +59,7 @@ def _shares_of(replica: Replica) -> list[ShareView]:
             own.referenced_host_blocks, own.cached_host_blocks = account.num_charged, len(account.cached)
     for tenant, number in _by_tenant(scheduler.running.values()).items():
         share(tenant).running_requests = number
-    for tenant, number in _by_tenant(scheduler.waiting).items():
+    for tenant, number in scheduler.waiting.tenants.items():
         share(tenant).waiting_requests = number
     for tenant, number in _by_tenant(scheduler.swapped.values()).items():
         share(tenant).swapped_requests = number

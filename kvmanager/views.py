@@ -52,7 +52,7 @@ class TenantView:
     quota: Quota
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there are very many
 class BlockView:
     """One physical block.
 
@@ -69,23 +69,6 @@ class BlockView:
     owner: str
     fill: int
     identity: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryChanges:
-    """What has changed on one executor since the last look.
-
-    Attributes:
-        snapshot: all of its blocks are here, and whatever was known before is void.
-        removed: it is gone.
-    """
-
-    executor: str
-    snapshot: bool
-    num_device_blocks: int
-    num_host_blocks: int
-    blocks: list[BlockView]
-    removed: bool = False
 
 
 def replica_views(manager: KVManager) -> list[ReplicaView]:
@@ -155,13 +138,13 @@ def cached_identities(manager: KVManager) -> set[bytes]:
 
 def block_views(replica: Replica) -> list[BlockView]:
     """Every block of an executor: the device's by id, then the host's."""
-    fills = _Fills(replica)
+    fills = Fills(replica)
     memory = replica.memory
-    device = [_block_view(block, Tier.DEVICE, fills) for block in memory.device.pool.blocks]
-    return device + [_block_view(block, Tier.HOST, fills) for block in memory.host.pool.blocks]
+    device = [block_view(block, Tier.DEVICE, fills) for block in memory.device.pool.blocks]
+    return device + [block_view(block, Tier.HOST, fills) for block in memory.host.pool.blocks]
 
 
-class _Fills:
+class Fills:
     """Slots that hold a token, in blocks without content: those of sequences that are not full, or not offered yet."""
 
     def __init__(self, replica: Replica) -> None:
@@ -187,7 +170,8 @@ class _Fills:
         return {block_id for each, block_id in self._fills if each is tier}
 
 
-def _block_view(block: Block, tier: Tier, fills: _Fills) -> BlockView:
+def block_view(block: Block, tier: Tier, fills: Fills) -> BlockView:
+    """One block as it is."""
     return BlockView(
         block.block_id,
         tier,
@@ -197,84 +181,3 @@ def _block_view(block: Block, tier: Tier, fills: _Fills) -> BlockView:
         fills.of(block, tier),
         block.content.identity if block.content is not None else b"",
     )
-
-
-class MemoryWatch:
-    """The physical map as it changes. While one is open, pools keep note of the blocks that change."""
-
-    def __init__(self, manager: KVManager) -> None:
-        self._manager = manager
-        self._seen: dict[str, Replica] = {}
-        self._journals: dict[str, tuple[set[int], set[int]]] = {}
-        self._last: dict[tuple[str, Tier, int], BlockView] = {}
-        self._partial: dict[tuple[str, Tier], set[int]] = {}
-
-    def changes(self) -> list[MemoryChanges]:
-        """What has changed since the last call, for each executor with a change; at first, everything."""
-        replicas = self._manager.replicas
-        changes = [
-            MemoryChanges(name, False, 0, 0, [], removed=True) for name in list(self._seen) if name not in replicas
-        ]
-        for gone in changes:
-            self._forget(gone.executor)
-        for name, replica in replicas.items():
-            if self._seen.get(name) is not replica:
-                changes.append(self._snapshot(name, replica))
-            elif blocks := self._changed_blocks(name, replica):
-                changes.append(self._message(name, replica, blocks, snapshot=False))
-        return changes
-
-    def close(self) -> None:
-        """Ends the note-taking."""
-        for name in list(self._seen):
-            self._forget(name)
-
-    def _snapshot(self, name: str, replica: Replica) -> MemoryChanges:
-        self._forget(name)
-        self._seen[name] = replica
-        journals = set[int](), set[int]()
-        self._journals[name] = journals
-        replica.memory.device.pool.journals.append(journals[0])
-        replica.memory.host.pool.journals.append(journals[1])
-        blocks = block_views(replica)
-        fills = _Fills(replica)
-        self._partial.update({(name, tier): fills.partial(tier) for tier in Tier})
-        self._last.update({(name, block.tier, block.block_id): block for block in blocks})
-        return self._message(name, replica, blocks, snapshot=True)
-
-    def _message(self, name: str, replica: Replica, blocks: list[BlockView], snapshot: bool) -> MemoryChanges:
-        memory = replica.memory
-        return MemoryChanges(name, snapshot, memory.device.pool.num_blocks, memory.host.pool.num_blocks, blocks)
-
-    def _changed_blocks(self, name: str, replica: Replica) -> list[BlockView]:
-        fills = _Fills(replica)
-        changed = []
-        for tier, pool, journal in zip(
-            (Tier.DEVICE, Tier.HOST),
-            (replica.memory.device.pool, replica.memory.host.pool),
-            self._journals[name],
-            strict=True,
-        ):
-            partial = fills.partial(tier)
-            looked_at = journal | partial | self._partial.get((name, tier), set())
-            self._partial[name, tier] = partial
-            for block_id in sorted(looked_at):
-                view = _block_view(pool.blocks[block_id], tier, fills)
-                if self._last[name, tier, block_id] != view:
-                    self._last[name, tier, block_id] = view
-                    changed.append(view)
-            journal.clear()
-        return changed
-
-    def _forget(self, name: str) -> None:
-        replica = self._seen.pop(name, None)
-        if replica is None:
-            return
-        device, host = self._journals.pop(name)
-        _take_out(replica.memory.device.pool.journals, device)
-        _take_out(replica.memory.host.pool.journals, host)
-        self._last = {key: view for key, view in self._last.items() if key[0] != name}
-
-
-def _take_out(journals: list[set[int]], journal: set[int]) -> None:
-    journals[:] = [each for each in journals if each is not journal]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator
 from itertools import count
 
@@ -22,6 +23,8 @@ class WaitingQueue:
         self._requests: dict[Hashable, tuple[Request, int]] = {}
         self._lines: dict[str, list[tuple[Rank, int, Request]]] = {}
         self._tickets = count()
+        self.tenants: Counter[str] = Counter()
+        """How many requests of each tenant wait."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -33,6 +36,7 @@ class WaitingQueue:
         """Puts a request in line."""
         ticket = next(self._tickets)
         self._requests[request.spec.handle] = request, ticket
+        self.tenants[request.spec.tenant] += 1
         line = self._lines.setdefault(request.spec.tenant, [])
         if len(line) > 2 * len(self._requests) + 64:
             line[:] = [entry for entry in line if self._stands(entry)]
@@ -41,7 +45,11 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Takes a request out, if it is in. Its place in line is left empty until its turn would come."""
-        self._requests.pop(request.spec.handle, None)
+        if self._requests.pop(request.spec.handle, None) is not None:
+            tenant = request.spec.tenant
+            self.tenants[tenant] -= 1
+            if not self.tenants[tenant]:
+                del self.tenants[tenant]
 
     def _stands(self, entry: tuple[Rank, int, Request]) -> bool:
         """Whether this place in line is taken: a request may have left, and come back to another place."""

@@ -5,6 +5,8 @@ A tenant is told what happened to its own requests, but no number and no name fr
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvmanager.events import Event
 from kvmanager.request import PrefixMatchEnd, Request, RequestState
 from services.kvmanager.timelines import Outcome, Preemption
@@ -93,8 +95,7 @@ def of_end(outcome: Outcome) -> str:
         return outcome.error
     if outcome.how == "abort":
         return "its client has left, or wants no more"
-    if sum(outcome.finished.values()) == 1:
-        return next(iter(outcome.finished))
-    if outcome.finished:
-        return ", ".join(f"{number} x {reason}" for reason, number in sorted(outcome.finished.items()))
-    return outcome.how
+    reasons = Counter(reason.value for reason in outcome.finished)
+    if reasons.total() == 1:
+        return next(iter(reasons))
+    return ", ".join(f"{number} x {reason}" for reason, number in sorted(reasons.items())) or outcome.how

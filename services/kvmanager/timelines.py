@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvmanager.events import Event, EventKind
-from kvmanager.request import PrefixMatchEnd, Request
+from kvmanager.request import FinishReason, PrefixMatchEnd, Request
 from kvmanager.spec import RequestSpec
 
 MAX_ENDED = 1000
@@ -22,6 +22,9 @@ Find = Callable[[Hashable], "Request | None"]
 
 Name = tuple[str, str]
 """Tenant and request id."""
+
+Step = tuple[str, int]
+"""An executor and a step of it: each counts its own."""
 
 
 @dataclass(slots=True)
@@ -53,13 +56,13 @@ class Outcome:
     """What is known of a request that has ended.
 
     Attributes:
-        finished: how many of its sequences ended for which reason.
+        finished: why each of its sequences ended that has.
         error: why it ended otherwise.
     """
 
     how: str
     error: str
-    finished: Counter[str]
+    finished: list[FinishReason]
     computed_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -80,12 +83,12 @@ class Timeline:
 
     __slots__ = (
         "arrived",
-        "chunks",
         "decisions",
         "executor",
         "handle",
         "left_out",
         "name",
+        "num_under_way",
         "outcome",
         "priority",
         "prompt_tokens",
@@ -100,8 +103,8 @@ class Timeline:
         self.executor = ""
         self.decisions: list[Decision] = []
         self.left_out = 0
-        self.chunks: list[Chunk] = []
-        """Those that are under way."""
+        self.num_under_way = 0
+        """Chunks that are."""
         self.outcome: Outcome | None = None
 
     def add(self, decision: Decision) -> None:
@@ -122,6 +125,9 @@ class Timeline:
         self.left_out += num_excess
 
 
+_NOTHING: Mapping[Timeline, Chunk] = {}
+
+
 class Timelines:
     """Listens to the core.
 
@@ -134,8 +140,8 @@ class Timelines:
         self._live: dict[Hashable, Timeline] = {}
         self._ended: deque[Timeline] = deque()
         self._by_name: dict[Name, Timeline] = {}
-        self._chunks: dict[tuple[str, int], list[Chunk]] = {}
-        """Those under way, by executor and step."""
+        self._chunks: dict[Step, dict[Timeline, Chunk]] = {}
+        """Those under way."""
 
     def begin(self, spec: RequestSpec, request_id: str) -> None:
         """A request is about to be submitted."""
@@ -173,52 +179,55 @@ class Timelines:
 
     def on_event(self, event: Event) -> None:
         """Takes note of one decision."""
-        if event.kind is EventKind.STEP_DONE:
-            for chunk in self._chunks.pop((event.executor, event.step), ()):
-                chunk.until = event.time
+        kind = event.kind
+        if kind is EventKind.STEP_DONE:
+            self._step_done(event)
             return
         timeline = self._live.get(event.handle)
         if timeline is None:
             return
-        match event.kind:
-            case EventKind.QUEUED:
+        if kind is EventKind.PREFILL:
+            self._prefill(timeline, event)
+        elif kind is EventKind.PREEMPTED:
+            self._forget_chunks(timeline)
+            other = None if event.other is None else self._live.get(event.other)
+            timeline.add(Preemption(event, None if other is None else other.name))
+        else:
+            timeline.add(event)
+            if kind is EventKind.QUEUED:
                 timeline.arrived = event.time
                 self._by_name[timeline.name] = timeline
-                timeline.decisions.append(event)
-            case EventKind.PREFILL:
-                self._prefill(timeline, event)
-            case EventKind.PREEMPTED:
-                self._forget_chunks(timeline)
-                other = None if event.other is None else self._live.get(event.other)
-                timeline.add(Preemption(event, None if other is None else other.name))
-            case EventKind.FINISHED:
-                timeline.add(event)
+            elif kind is EventKind.ADMITTED:
+                timeline.executor = event.executor
+            elif kind is EventKind.FINISHED:
                 self._end(timeline, event)
-            case _:
-                if event.kind is EventKind.ADMITTED:
-                    timeline.executor = event.executor
-                timeline.add(event)
 
     def _prefill(self, timeline: Timeline, event: Event) -> None:
-        last = timeline.chunks[-1] if timeline.chunks else None
-        if last is not None and (last.event.step, last.event.executor) == (event.step, event.executor):
-            last.num_tokens += event.value  # another sequence of the same request
-            return
-        chunk = Chunk(event, event.value)
-        timeline.chunks = [each for each in timeline.chunks if each.until is None]
-        timeline.chunks.append(chunk)
-        self._chunks.setdefault((event.executor, event.step), []).append(chunk)
-        timeline.add(chunk)
+        step = event.executor, event.step
+        under_way = self._chunks.get(step)
+        if under_way is None:
+            under_way = self._chunks[step] = {}
+        chunk = under_way.get(timeline)
+        if chunk is None:
+            chunk = under_way[timeline] = Chunk(event, event.value)
+            timeline.num_under_way += 1
+            timeline.add(chunk)
+        else:  # another sequence of the same request
+            chunk.num_tokens += event.value
+
+    def _step_done(self, event: Event) -> None:
+        for timeline, chunk in self._chunks.pop((event.executor, event.step), _NOTHING).items():
+            timeline.num_under_way -= 1
+            chunk.until = event.time
 
     def _forget_chunks(self, timeline: Timeline) -> None:
         """Its steps may never be done, and another one of that number may be."""
-        for chunk in timeline.chunks:
-            step = chunk.event.executor, chunk.event.step
-            if chunk.until is None and step in self._chunks:
-                self._chunks[step] = [each for each in self._chunks[step] if each is not chunk]
+        if timeline.num_under_way:
+            timeline.num_under_way = 0
+            for step in [step for step, under_way in self._chunks.items() if timeline in under_way]:
+                del self._chunks[step][timeline]
                 if not self._chunks[step]:
                     del self._chunks[step]
-        timeline.chunks.clear()
 
     def _end(self, timeline: Timeline, event: Event) -> None:
         self._forget_chunks(timeline)
@@ -236,11 +245,10 @@ class Timelines:
 
 def _outcome(request: Request, event: Event) -> Outcome:
     prompt_tokens = len(request.spec.prompt_token_ids)
-    reasons = (each.finish_reason for each in request.sequences)
     return Outcome(
         event.detail,
         event.cause,
-        Counter(reason.value for reason in reasons if reason is not None),
+        [each.finish_reason for each in request.sequences if each.finish_reason is not None],
         computed_tokens(request),
         request.num_cached_tokens or 0,
         event.value,

@@ -11,6 +11,7 @@ from kvmanager import views
 from kvmanager.counters import Counters
 from kvmanager.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, Tier
 from kvmanager.manager import KVManager
+from kvmanager.memory_watch import MemoryChanges
 from kvmanager.pins import Pin
 from kvmanager.shares import ShareView, share_views, tenant_counters
 from kvmanager.step import Speeds
@@ -168,7 +169,7 @@ def _encode_block(block: views.BlockView) -> memory_pb2.Block:
     )
 
 
-def encode_changes(changes: views.MemoryChanges) -> Iterator[kvmanager_pb2.WatchMemoryResponse]:
+def encode_changes(changes: MemoryChanges) -> Iterator[kvmanager_pb2.WatchMemoryResponse]:
     """One message, or several where many blocks have changed; only the first of a snapshot says that it is one."""
     if changes.removed:
         yield kvmanager_pb2.WatchMemoryResponse(executor=changes.executor, removed=True)

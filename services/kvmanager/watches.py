@@ -14,7 +14,7 @@ import grpc
 from kvmanager.cached_blocks import cached_blocks, parents_first
 from kvmanager.kv_events import KVEventLog
 from kvmanager.manager import KVManager
-from kvmanager.views import MemoryWatch
+from kvmanager.memory_watch import MemoryWatch
 from octavo.v1 import kvmanager_pb2
 from services.kvmanager.views_codec import encode_cached_blocks, encode_changes, encode_kv_events
 from services.rpc.status import RpcError

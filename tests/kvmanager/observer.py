@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvmanager.manager import KVManager
-from kvmanager.views import BlockView, MemoryWatch, block_views
+from kvmanager.memory_watch import MemoryWatch
+from kvmanager.views import BlockView, block_views
 from tests.kvmanager.kv_mirror import KVMirror
 
 

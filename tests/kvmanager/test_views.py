@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
+from kvmanager import memory_watch
 from kvmanager.cost_model import Preemption
 from kvmanager.kv_events import Tier
+from kvmanager.memory_watch import MemoryChanges, MemoryWatch
 from kvmanager.request import RequestState
 from kvmanager.spec import Scope
 from kvmanager.step import Speeds
-from kvmanager.views import BlockView, MemoryChanges, MemoryWatch, block_views, num_evicted, replica_views
+from kvmanager.views import BlockView, block_views, num_evicted, replica_views
 from tests.kvmanager.harness import FIRST, Harness
 
 ACME = Scope(b"acme", "acme", 1)
@@ -21,7 +25,7 @@ class Map:
     def __init__(self) -> None:
         self.blocks: dict[str, dict[tuple[Tier, int], BlockView]] = {}
 
-    def hear(self, changes: list[MemoryChanges]) -> None:
+    def hear(self, changes: Iterable[MemoryChanges]) -> None:
         for change in changes:
             if change.removed:
                 del self.blocks[change.executor]
@@ -121,10 +125,11 @@ def test_a_cached_block_keeps_its_owner_and_its_identity():
 def test_first_all_blocks_come_then_only_those_that_changed():
     h = Harness(num_blocks=30, block_size=4, num_host_blocks=5)
     watch = MemoryWatch(h.manager)
-    (snapshot,) = watch.changes()
-    assert snapshot.snapshot
-    assert (len(snapshot.blocks), snapshot.num_device_blocks, snapshot.num_host_blocks) == (35, 30, 5)
-    assert watch.changes() == []
+    device, host = watch.changes()
+    assert (device.snapshot, host.snapshot) == (True, False)
+    assert (len(device.blocks), device.num_device_blocks, device.num_host_blocks) == (30, 30, 5)
+    assert len(host.blocks) == 5
+    assert list(watch.changes()) == []
     h.submit("a", h.prompt(10), max_tokens=20)
     h.schedule()
     (change,) = watch.changes()
@@ -137,7 +142,7 @@ def test_a_step_that_fills_a_slot_changes_one_block():
     watch = MemoryWatch(h.manager)
     h.submit("a", h.prompt(9), max_tokens=20)
     h.schedule()
-    watch.changes()
+    list(watch.changes())
     h.schedule()
     (change,) = watch.changes()
     assert [(view.block_id, view.fill) for view in change.blocks] == [(h.table("a")[2], 2)]
@@ -163,7 +168,7 @@ def test_two_who_watch_do_not_take_from_each_other():
 def test_nothing_is_noted_for_nobody():
     h = Harness(num_blocks=30, block_size=4)
     watch = MemoryWatch(h.manager)
-    watch.changes()
+    list(watch.changes())
     watch.close()
     assert h.replica.memory.pool.journals == h.replica.memory.host.pool.journals == []
 
@@ -188,6 +193,36 @@ def test_executors_that_come_go_and_come_back():
     seen.hear([change])
     seen.check(h)
     h.run()
+
+
+def test_what_changes_while_the_first_look_is_told_comes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_watch, "PIECE_BLOCKS", 4)
+    h = Harness(num_blocks=30, block_size=2, num_host_blocks=6)
+    watch, seen = MemoryWatch(h.manager), Map()
+    for number, piece in enumerate(watch.changes()):
+        h.submit(number, h.prompt(9), max_tokens=4)
+        h.step()
+        assert len(piece.blocks) <= 4
+        seen.hear([piece])
+    assert number == 9
+    seen.hear(watch.changes())
+    seen.check(h)
+    h.run_and_check()
+
+
+def test_an_executor_that_is_lost_while_the_first_look_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_watch, "PIECE_BLOCKS", 4)
+    h = Harness(num_blocks=30, block_size=2)
+    watch, seen = MemoryWatch(h.manager), Map()
+    pieces = watch.changes()
+    seen.hear([next(pieces)])
+    h.lose_and_return()
+    seen.hear(pieces)
+    seen.hear(watch.changes())
+    seen.check(h)
+    h.detach()
+    seen.hear(watch.changes())
+    seen.check(h)
 
 
 @pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])

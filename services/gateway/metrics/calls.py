@@ -194,9 +194,11 @@ class CallMeter:
         self._answered = True
         self._reason = finish_reasons[0] if len(set(finish_reasons)) == 1 else _MIXED
         self._metrics.cached_tokens[self._tenant] += usage.cached_tokens
+        if self._resumed:
+            return
         if times is not None:
             self._observe_times(times)
-        if self._request is not None and not self._resumed:
+        if self._request is not None:
             self._observe_request(self._request)
 
     def _observe_times(self, times: kvmanager_pb2.RequestTimes) -> None:

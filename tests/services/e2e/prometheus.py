@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,11 @@ class Prometheus:
         except OSError:
             return False
 
+    def targets(self) -> list[str]:
+        """Where it scrapes."""
+        active: list[dict[str, Any]] = self._get("targets", state="active")["activeTargets"]
+        return [target["scrapeUrl"] for target in active]
+
     def query(self, promql: str) -> list[dict[str, Any]]:
         """Samples as they are now."""
         result: list[dict[str, Any]] = self._get("query", query=promql)["result"]
@@ -69,6 +74,19 @@ class Prometheus:
         """The value of the only sample; None where there isn't exactly one."""
         samples = self.query(promql)
         return float(samples[0]["value"][1]) if len(samples) == 1 else None
+
+    def wait_for(self, promql: str, good: Callable[[float], bool]) -> None:
+        """Returns when there is exactly one sample, with a value that is good."""
+
+        def there() -> bool:
+            value = self.value(promql)
+            return value is not None and good(value)
+
+        eventually(there, what=f"{promql}: {self.value(promql)}")
+
+    def wait_for_names(self, job: str, good: Callable[[set[str]], bool]) -> None:
+        """Returns when what a job has brought is good."""
+        eventually(lambda: good(self.names(job)), what=f"names of {job}")
 
     def names(self, job: str) -> set[str]:
         """Of all metrics that a job has brought, as they are stored."""

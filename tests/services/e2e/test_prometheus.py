@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tests.services.e2e.prometheus import Prometheus
 from tests.services.e2e.stack import Stack, make_executor
 
 PROGRAM = shutil.which("prometheus")
+PROMTOOL = shutil.which("promtool")
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,9 +59,9 @@ def scraped(
     executor.kill()
 
 
-def names(prometheus: Prometheus, job: str) -> set[str]:
-    """Our metrics of a job, by what they are called in the documentation."""
-    return {base(name) for name in prometheus.names(job) if name.startswith(("octavo_", "vllm"))}
+def named(names: set[str]) -> set[str]:
+    """Which of our metrics they are, by what these are called in the documentation."""
+    return {base(name) for name in names if name.startswith(("octavo_", "vllm"))}
 
 
 def base(name: str) -> str:
@@ -74,20 +77,20 @@ def test_all_that_is_documented_is_scraped_and_nothing_else(scraped: tuple[Stack
     untraced_id = secrets.token_hex(16)
     for metadata in (traced, {"traceparent": f"00-{untraced_id}-{secrets.token_hex(8)}-00"}, None):
         stack.caller.generate("what was asked before " * 4, max_tokens=24, ignore_eos=True, n=2, metadata=metadata)
-    eventually(lambda: prometheus.value('octavo_gateway_requests_total{job="octavo-gateway"}') == 3, what="3 requests")
+    prometheus.wait_for('octavo_gateway_requests_total{job="octavo-gateway"}', lambda found: found == 3)
 
     types = documented()
     for job in JOBS:
         prefixes = (job.replace("-", "_"), *(["vllm:"] if job == JOBS[0] else []))
         expected = {name for name in types if name.startswith(prefixes)} - NOT_BEFORE_IT_HAPPENS
-        eventually(lambda: names(prometheus, job) >= expected, what=f"all that {job} shows")  # noqa: B023
-        assert names(prometheus, job) == expected
+        prometheus.wait_for_names(job, lambda found: named(found) >= expected)  # noqa: B023
+        assert named(prometheus.names(job)) == expected
     seen = prometheus.types()
     for name, kind in types.items():
         if name not in NOT_BEFORE_IT_HAPPENS:
             found = seen.get(name) or seen.get(name.removesuffix("_total")) or seen.get(name.removesuffix("_info"))
             assert found == kind, name
-    assert names(prometheus, "from-outside") == names(prometheus, JOBS[0])
+    assert named(prometheus.names("from-outside")) == named(prometheus.names(JOBS[0]))
 
     for promql, value in {
         'vllm:request_success_total{job="octavo-gateway",finished_reason="length"}': 3,
@@ -101,7 +104,7 @@ def test_all_that_is_documented_is_scraped_and_nothing_else(scraped: tuple[Stack
         'octavo_kvmanager_leader{job="octavo-kvmanager"}': 1,
         'sum(octavo_kvmanager_blocks{tier="device"}) - scalar(octavo_executor_blocks{tier="device"})': 0,
     }.items():
-        assert prometheus.value(promql) == value, promql
+        prometheus.wait_for(promql, lambda found: found == value)  # noqa: B023
     for promql in (
         'vllm:prefix_cache_hits_total{job="octavo-gateway"}',
         'vllm:prefix_cache_queries_total{job="octavo-gateway"}',
@@ -113,7 +116,7 @@ def test_all_that_is_documented_is_scraped_and_nothing_else(scraped: tuple[Stack
         'octavo_kvmanager_slot_steps_total{job="octavo-kvmanager",use="used"}',
         "octavo_kvmanager_copied_blocks_total",
     ):
-        assert (prometheus.value(promql) or 0) > 0, promql
+        prometheus.wait_for(promql, lambda found: found > 0)
 
     for name in ("time_to_first_token_seconds", "inter_token_seconds", "request_seconds"):
         labels = prometheus.exemplars(f'octavo_gateway_{name}_bucket{{job="octavo-gateway"}}')
@@ -122,9 +125,22 @@ def test_all_that_is_documented_is_scraped_and_nothing_else(scraped: tuple[Stack
     assert {each["trace_id"] for each in labels} == {trace_id}
 
 
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool (Debian has it in the package prometheus)")
+def test_names_are_such_as_prometheus_wants_them(scraped: tuple[Stack, Prometheus]) -> None:
+    """Those of vLLM are as they are."""
+    assert PROMTOOL is not None
+    _, prometheus = scraped
+    for url in prometheus.targets():
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read()
+        done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, timeout=60)
+        complaints = [line for line in (done.stdout + done.stderr).decode().splitlines() if line]
+        assert [line for line in complaints if not line.startswith("vllm:")] == []
+
+
 def test_rules_are_evaluated_and_an_alert_fires_when_the_kv_manager_is_gone(scraped: tuple[Stack, Prometheus]) -> None:
     stack, prometheus = scraped
-    eventually(lambda: prometheus.value("octavo:memory_referenced:ratio") == 0, what="a recorded ratio")
+    prometheus.wait_for("octavo:memory_referenced:ratio", lambda found: found == 0)
     eventually(lambda: prometheus.query("octavo:generated_tokens:rate5m"), what="a recorded rate")
     # So few tokens waste more of their blocks than an alert lets pass; nothing else is wrong.
     eventually(lambda: not prometheus.query('ALERTS{alertname!="OctavoMemoryWaste"}'), what="no alert, pending or not")
@@ -132,7 +148,6 @@ def test_rules_are_evaluated_and_an_alert_fires_when_the_kv_manager_is_gone(scra
     eventually(
         lambda: prometheus.query('ALERTS{alertname="OctavoServiceDown",job="octavo-kvmanager"}'), what="an alert"
     )
-    attached = 'octavo_gateway_kvmanager_attached{job="octavo-gateway"}'
-    eventually(lambda: prometheus.value(attached) == 0, what="the gateway says so")
+    prometheus.wait_for('octavo_gateway_kvmanager_attached{job="octavo-gateway"}', lambda found: found == 0)
     assert not prometheus.query('vllm:num_requests_running{job="octavo-gateway"}')
-    assert (prometheus.value('vllm:prefix_cache_queries_total{job="octavo-gateway"}') or 0) > 0
+    prometheus.wait_for('vllm:prefix_cache_queries_total{job="octavo-gateway"}', lambda found: found > 0)

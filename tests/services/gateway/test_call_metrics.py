@@ -115,11 +115,16 @@ def test_a_resumed_call_says_nothing_of_the_whole_request(metrics: CallMetrics, 
         meter.tokens(0, 3)
         clock.now += 1.0
         meter.tokens(0, 1)
-        meter.answered(common_pb2.Usage(), ["stop"], None)
+        meter.answered(common_pb2.Usage(), ["stop"], kvmanager_pb2.RequestTimes(waiting_us=1))
     assert metrics.ended == {("grpc", "resume", "ok", "stop"): 1}
     assert metrics.generated_tokens == {"acme": 4}
     assert sum(metrics.inter_token.counts) == 1
-    for histogram in (metrics.time_to_first_token, metrics.request_time, metrics.request_prompt_tokens):
+    for histogram in (
+        metrics.time_to_first_token,
+        metrics.request_time,
+        metrics.queue_time,
+        metrics.request_prompt_tokens,
+    ):
         assert not any(histogram.counts)
 
 

@@ -114,8 +114,9 @@ class Steps:
             table = list(range(row * blocks, (row + 1) * blocks))
             new = NewSequence(row, tokens, _CONTEXT, 0, table, params, sample_index=row)
             number += 1
-            first = {"new_sequences": [new], "row_sequence_ids": [row], "row_num_tokens": [_CONTEXT]}
-            executor.step(StepBatch(self._epoch, number, **first))
+            executor.step(
+                StepBatch(self._epoch, number, new_sequences=[new], row_sequence_ids=[row], row_num_tokens=[_CONTEXT])
+            )
         for index in range(_WARM_UP_STEPS + steps):
             number += 1
             batch = StepBatch(self._epoch, number, row_sequence_ids=rows, row_num_tokens=[1] * len(rows))

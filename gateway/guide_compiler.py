@@ -9,6 +9,7 @@ import llguidance
 
 from gateway.errors import TokenizerError
 from gateway.request import Guide, GuideKind
+from gateway.schema_ends import can_end
 
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=1000, step_max_items=2000, max_lexer_states=20_000, verbose_errors=False
@@ -38,6 +39,11 @@ def grammar_of(guide: Guide) -> str:
             return _from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, guide.choices))}")
         case _:
             return _from_lark(guide.text)
+
+
+def _can_end(grammar: str) -> bool:
+    schema = json.loads(grammar)["grammars"][0].get("json_schema")
+    return schema is None or can_end(schema)
 
 
 def _from_lark(text: str) -> str:
@@ -70,6 +76,10 @@ class GuideCompiler:
             matcher.consume_tokens(matcher.compute_ff_tokens())
             begins = begins and any(matcher.compute_bitmask())
             if not matcher.is_error():
-                return None if begins else "the model has no token that such an answer could begin with"
+                if not begins:
+                    return "the model has no token that such an answer could begin with"
+                return (
+                    None if _can_end(grammar) else "no document is like that: each would hold another, without an end"
+                )
         reason = " ".join(matcher.get_error().split())
         return "no text is like that: it can't be satisfied" if reason.startswith(_EMPTY) else reason

@@ -114,6 +114,12 @@ test("log probabilities and large seeds arrive", { skip }, async () => {
   assert.deepEqual(answers[0]?.sequences, answers[1]?.sequences);
 });
 
+test("a guide is followed", { skip }, async () => {
+  const choices = ["folio", "quarto", "octavo"];
+  const answer = await ask({ prompt: "folded three times", guide: { choice: { choices } } });
+  assert.ok(choices.includes(answer.sequences[0]?.text ?? ""), answer.sequences[0]?.text);
+});
+
 test("errors name the field", { skip }, async () => {
   const error = await failure({ prompt: "x", max_tokens: 0 });
   assert.deepEqual(

@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Other projects' clients, whose pins conflict with ours.
+CLIENTS := .venv-clients
 # More arguments for pytest: make test ARGS="-k scheduler -x"
 ARGS ?=
 PROTOS := $(wildcard proto/octavo/*/*.proto)
@@ -11,7 +13,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out
 KERNEL_SOURCES := $(wildcard executor/native/src/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native demo test test-slow test-chaos test-compose soak kernels lint stubs-match proto format clean
+.PHONY: help venv native clients demo test test-slow test-chaos test-compose soak kernels lint stubs-match proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +34,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 native: $(STAMP) ## Compile the kernels that are older than their sources (needs g++ or clang++)
 	@$(BIN)/python executor/native/build.py || [ $$? -eq 3 ] # 3: no compiler; the executor computes with torch
+
+clients: $(CLIENTS)/.installed ## Create .venv-clients with guidellm, smg and Triton's client, for the slow tests that use them
+
+$(CLIENTS)/.installed: clients-constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c clients-constraints.txt \
+	  guidellm smg 'tritonclient[grpc]' torch
+	@touch $@
 
 demo: venv ## Fetch a small model, serve it, and stream a few answers side by side
 	@$(BIN)/octavo demo
@@ -75,6 +85,6 @@ format: venv ## Format the code and sort its imports
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(KERNEL_SOURCES)
 
-clean: ## Remove .venv, caches and build outputs (the downloaded model stays)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist executor/native/lib
+clean: ## Remove environments, caches and build outputs (the downloaded model stays)
+	rm -rf $(VENV) $(CLIENTS) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist executor/native/lib
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

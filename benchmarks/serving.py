@@ -23,7 +23,8 @@ from benchmarks.request_sets import RequestSet, TokenRequest
 from octavo.client import AsyncClient
 from octavo.v1 import executor_pb2, executor_pb2_grpc
 
-_READY = re.compile(r"Octavo serves \S+ on (\S+)")
+_READY = re.compile(r"Octavo serves \S+ on (\S+) and on (\S+)")
+_GATEWAY = re.compile(r"gateway serves on \S+, process (\d+)")
 _EXECUTOR = re.compile(r"executor serves on (\S+), process \d+")
 _START_SECONDS = 300.0
 _STOP_SECONDS = 60.0
@@ -42,6 +43,7 @@ class OctavoServe:
         name: of the system, with how its weights are quantized.
         start_s: seconds from starting the command until it served.
         address: of the gateway, host:port.
+        http_url: where it serves HTTP.
         pid: of the launcher, the parent of all.
     """
 
@@ -57,7 +59,7 @@ class OctavoServe:
         """
         self.name = " ".join(filter(None, ("octavo", (options or {}).get("quantize"))))
         self._lines: list[str] = []
-        self._ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         values = {"port": 0, "http-port": 0, "log-level": "warning"} | dict(options or {})
         flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
         start = [sys.executable, "-m", "services.cli.app", "--stop-with-stdin", "serve"]
@@ -75,7 +77,7 @@ class OctavoServe:
         self.pid = self._process.pid
         threading.Thread(target=self._read, daemon=True).start()
         try:
-            self.address = self._wait_until_ready()
+            self.address, self.http_url = self._wait_until_ready()
         except BaseException:
             self.stop()
             raise
@@ -116,22 +118,27 @@ class OctavoServe:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def _wait_until_ready(self) -> str:
+    @property
+    def gateway_pid(self) -> int:
+        """The gateway's process."""
+        return next(int(match[1]) for line in self._lines if (match := _GATEWAY.fullmatch(line)))
+
+    def _wait_until_ready(self) -> tuple[str, str]:
         try:
-            address = self._ready.get(timeout=_START_SECONDS)
+            addresses = self._ready.get(timeout=_START_SECONDS)
         except queue.Empty:
             raise StackFailed(f"does not serve after {_START_SECONDS:.0f} s") from None
-        if address is None:
+        if addresses is None:
             said = "\n".join(self._lines[-_LAST_LINES:])
             raise StackFailed(f"did not start; it said:\n{said}")
-        return address
+        return addresses
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for raw in self._process.stdout:
             self._lines.append(raw.rstrip())
             if match := _READY.fullmatch(self._lines[-1]):
-                self._ready.put(match[1])
+                self._ready.put((match[1], match[2]))
         self._ready.put(None)
 
 

@@ -16,7 +16,7 @@ from benchmarks.soak.prompts import NAMESPACE
 from octavo.v1 import common_pb2, kvmanager_pb2, kvmanager_pb2_grpc, memory_pb2
 
 MODEL = "smollm2"
-_READY = re.compile(r"Octavo serves \S+ on (\S+)")
+_READY = re.compile(r"Octavo serves \S+ on (\S+) and on (\S+)")
 _PROCESS = re.compile(r"([\w-]+) serves on (\S+), process (\d+)")
 # What the launcher and the services say when something broke.
 _TROUBLE = re.compile(r'Traceback|"level": "error"| died \(|did not stop')

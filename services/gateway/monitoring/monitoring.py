@@ -73,7 +73,7 @@ class Monitoring:
         """How the stack is, for ever. While there is nobody to tell it is not ready, and that is no error."""
         interval = _seconds(request.interval) if request.HasField("interval") else STATUS_SECONDS
         max_age = min(interval, SAMPLE_SECONDS)
-        sample = await self._samples.latest(max_age)
+        sample = await self._samples.latest(MIN_SECONDS)
         history = [past_status(each, viewer) for each in self._samples.history if each.time < sample.time]
         yield monitoring_pb2.WatchStatusResponse(history=history, status=status_of(sample, viewer, self._model_now()))
         while True:

@@ -49,7 +49,11 @@ class Rig:
     def __init__(self, processes: Processes, model: Path, folder: Path) -> None:
         self._processes = processes
         self._folder = folder
-        self.secrets: dict[str, str] = {"password": secrets.token_hex(16), "unknown key": secrets.token_hex(24)}
+        self.secrets: dict[str, str] = {
+            "password": secrets.token_hex(16),
+            "unknown key": secrets.token_hex(24),
+            "operator key": secrets.token_hex(24),
+        }
         self.said = ""
         program, rotel = find_redis_server(), find_rotel()
         if program is None or rotel is None:
@@ -97,7 +101,10 @@ class Rig:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"OCTAVO_STATE_PASSWORD": self.secrets["password"]}
+        return {
+            "OCTAVO_STATE_PASSWORD": self.secrets["password"],
+            "OCTAVO_OPERATOR_KEY": self.secrets["operator key"],
+        }
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return octavo(*arguments, **(self.environment | environment))
@@ -154,6 +161,8 @@ def cases(rig: Rig) -> None:
         with pytest.raises(OctavoError):
             list(client.generate("The sheet", temperature=-1))
         assert client.models()
+    with rig.client(rig.secrets["operator key"]) as client:
+        assert next(client.watch_status()).status.ready
     assert rig.run("tenant", "revoke", key_id(rig.secrets["revoked key"]), "--state", rig.redis.url).returncode == 0
     for key in (rig.secrets["unknown key"], f"octavo_{rig.secrets['unknown key']}", None):
         with rig.client(key) as client, pytest.raises(OctavoError) as caught:

@@ -21,7 +21,7 @@ from gateway.prepared import (
     ResolvedSampling,
 )
 from gateway.prompt_encoder import PromptEncoder
-from gateway.request import EarlyStopping, GenerationRequest, PinRequest, Prompt, SamplingParams
+from gateway.request import EarlyStopping, GenerationRequest, Guide, PinRequest, Prompt, SamplingParams
 from gateway.sampling_checks import check_sampling
 from gateway.scope import CacheScope, Identity, RequestScopes, ScopeSpan
 from gateway.scope_spans import check_reusable, narrowing, scope_spans
@@ -227,8 +227,15 @@ class Gateway:
             frequency_penalty=_or_default(sampling.frequency_penalty, 0.0),
             repetition_penalty=_or_default(sampling.repetition_penalty, 1.0),
             logit_bias=sampling.logit_bias,
-            guide=PreparedGuide(grammar_of(sampling.guide), field_of(sampling.guide)) if sampling.guide else None,
+            guide=_prepare_guide(sampling.guide) if sampling.guide else None,
         )
+
+
+def _prepare_guide(guide: Guide) -> PreparedGuide:
+    try:
+        return PreparedGuide(grammar_of(guide), field_of(guide))
+    except ValueError as error:  # JSON that is so to Python alone
+        raise InvalidArgument(field_of(guide), f"is not JSON: {error}") from error
 
 
 def _beam_search(sampling: SamplingParams) -> BeamSearch | None:

@@ -58,17 +58,25 @@ def _check_choices(choices: tuple[str, ...]) -> None:
     require(len(choices) <= MAX_CHOICES, field, f"must be at most {MAX_CHOICES}, are {len(choices)}")
     for index, choice in enumerate(choices):
         require(bool(choice), f"{field}[{index}]", "must not be empty")
-    size = sum(len(choice.encode()) for choice in choices)
+    size = sum(_num_bytes(choice, f"{field}[{index}]") for index, choice in enumerate(choices))
     require(size <= MAX_CHOICE_BYTES, field, f"must have at most {MAX_CHOICE_BYTES} bytes in all, have {size}")
 
 
 def _check_text(guide: Guide) -> None:
     assert guide.kind is not None
-    field, size, most = field_of(guide), len(guide.text.encode()), MAX_BYTES[guide.kind]
+    field, most = field_of(guide), MAX_BYTES[guide.kind]
     require(bool(guide.text), field, "must not be empty")
+    size = _num_bytes(guide.text, field)
     require(size <= most, field, f"must have at most {most} bytes, has {size}")
     if guide.kind is GuideKind.JSON_SCHEMA:
         _check_schema(guide.text, field)
+
+
+def _num_bytes(text: str, field: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:  # half of a pair of UTF-16, as JSON can have it
+        raise InvalidArgument(field, "is not valid Unicode") from None
 
 
 def _check_schema(text: str, field: str) -> None:

@@ -59,7 +59,7 @@ def _ends(schema: Any, ending: set[str], targets: dict[str, Any]) -> bool:
         return (_ends(each, ending, targets) for each in schemas) if isinstance(schemas, list) else iter(())
 
     reference = schema.get("$ref")
-    if reference in targets and reference not in ending:
+    if isinstance(reference, str) and reference in targets and reference not in ending:
         return False
     if not all(end(schema.get("allOf"))):
         return False

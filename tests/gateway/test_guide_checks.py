@@ -45,6 +45,8 @@ def test_up_to_the_limits(guide: Guide) -> None:
         (Guide(SCHEMA, json.dumps({"description": "x" * (65537 - 19)})), ".json_schema", "at most 65536 .*has 65537"),
         (Guide(REGEX), ".regex", "must not be empty"),
         (Guide(REGEX, "é" * 8193), ".regex", "at most 16384 bytes, has 16386"),
+        (Guide(REGEX, "a\ud800"), ".regex", "not valid Unicode"),
+        (Guide(CHOICE, choices=("a", "\ud800")), ".choice.choices[1]", "not valid Unicode"),
         (Guide(GRAMMAR), ".grammar", "must not be empty"),
         (Guide(GRAMMAR, "x" * 65537), ".grammar", "at most 65536 bytes, has 65537"),
         (Guide(CHOICE), ".choice.choices", "must not be empty"),

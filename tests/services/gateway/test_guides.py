@@ -39,6 +39,8 @@ async def test_executors_get_a_grammar_of_each(model: Path, given: dict[str, Any
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guide": common_pb2.Guide()}, "sampling.guide", "must be a JSON schema"),
     ({"json_schema": "{"}, "sampling.guide.json_schema", "is not JSON"),
+    ({"json_schema": '{"const": "\\ud800"}'}, "sampling.guide.json_schema", "is not JSON"),
+    ({"json_schema": '{"const": 1e999}'}, "sampling.guide.json_schema", "is not JSON"),
     ({"json_schema": {"enum": []}}, "sampling.guide.json_schema", "Unsatisfiable"),
     ({"json_schema": {"$ref": "http://127.0.0.1/x"}}, "sampling.guide.json_schema", "http://127.0.0.1/x"),
     ({"regex": "(a"}, "sampling.guide.regex", "unclosed group"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.metric_names import documented
+from tests.deploy.metric_names import ROOT, documented
 from tests.ports import free_port
 from tests.services.e2e.processes import Processes, eventually
 from tests.services.e2e.prometheus import Prometheus
@@ -27,6 +28,9 @@ pytestmark = [
 ]
 
 JOBS = ("octavo-gateway", "octavo-kvmanager", "octavo-executor")
+
+EMPTY_PANELS = {"Alerts", "Why requests are not answered", "Requests that a limit kept out"}
+"""Of dashboards, while all is well."""
 
 NOT_BEFORE_IT_HAPPENS = {"octavo_gateway_limit_refusals_total"}
 
@@ -49,6 +53,8 @@ def scraped(
         kvmanager={"metrics_port": ports["octavo-kvmanager"]},
     )
     stack.start()
+    # From here on all series are there: what comes is seen to come.
+    stack.caller.generate("the first", max_tokens=2, ignore_eos=True)
     targets = {**ports, "from-outside": http_port}
     jobs = {name: {"static_configs": [{"targets": [f"127.0.0.1:{port}"]}]} for name, port in targets.items()}
     prometheus = Prometheus(processes, PROGRAM, folder, jobs)
@@ -77,7 +83,7 @@ def test_all_that_is_documented_is_scraped_and_nothing_else(scraped: tuple[Stack
     untraced_id = secrets.token_hex(16)
     for metadata in (traced, {"traceparent": f"00-{untraced_id}-{secrets.token_hex(8)}-00"}, None):
         stack.caller.generate("what was asked before " * 4, max_tokens=24, ignore_eos=True, n=2, metadata=metadata)
-    prometheus.wait_for('octavo_gateway_requests_total{job="octavo-gateway"}', lambda found: found == 3)
+    prometheus.wait_for('octavo_gateway_requests_total{job="octavo-gateway"}', lambda found: found == 4)
 
     types = documented()
     for job in JOBS:
@@ -93,14 +99,14 @@ def test_all_that_is_documented_is_scraped_and_nothing_else(scraped: tuple[Stack
     assert named(prometheus.names("from-outside")) == named(prometheus.names(JOBS[0]))
 
     for promql, value in {
-        'vllm:request_success_total{job="octavo-gateway",finished_reason="length"}': 3,
-        'vllm:generation_tokens_total{job="octavo-gateway",model_name="tiny",engine="0"}': 3 * 2 * 24,
-        'vllm:time_to_first_token_seconds_count{job="octavo-gateway"}': 3,
-        'vllm:e2e_request_latency_seconds_bucket{job="octavo-gateway",le="+Inf"}': 3,
-        'vllm:inter_token_latency_seconds_count{job="octavo-gateway"}': 3 * 2 * 23,
-        'vllm:request_params_n_sum{job="octavo-gateway"}': 6,
+        'vllm:request_success_total{job="octavo-gateway",finished_reason="length"}': 4,
+        'vllm:generation_tokens_total{job="octavo-gateway",model_name="tiny",engine="0"}': 2 + 3 * 2 * 24,
+        'vllm:time_to_first_token_seconds_count{job="octavo-gateway"}': 4,
+        'vllm:e2e_request_latency_seconds_bucket{job="octavo-gateway",le="+Inf"}': 4,
+        'vllm:inter_token_latency_seconds_count{job="octavo-gateway"}': 1 + 3 * 2 * 23,
+        'vllm:request_params_n_sum{job="octavo-gateway"}': 7,
         'vllm:num_requests_running{job="octavo-gateway"}': 0,
-        'octavo_gateway_requests_total{job="octavo-gateway",protocol="grpc",outcome="ok",reason="length"}': 3,
+        'octavo_gateway_requests_total{job="octavo-gateway",protocol="grpc",outcome="ok",reason="length"}': 4,
         'octavo_kvmanager_leader{job="octavo-kvmanager"}': 1,
         'sum(octavo_kvmanager_blocks{tier="device"}) - scalar(octavo_executor_blocks{tier="device"})': 0,
     }.items():
@@ -126,6 +132,17 @@ def test_all_that_is_documented_is_scraped_and_nothing_else(scraped: tuple[Stack
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool (Debian has it in the package prometheus)")
+def test_protocols_are_told_apart(scraped: tuple[Stack, Prometheus]) -> None:
+    stack, prometheus = scraped
+    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 3}).encode()
+    url, headers = f"http://{stack.gateway.http_address}/v1/completions", {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
+        assert answer.status == 200
+    prometheus.wait_for(
+        'octavo_gateway_requests_total{job="octavo-gateway",protocol="openai",outcome="ok"}', lambda found: found == 1
+    )
+
+
 def test_names_are_such_as_prometheus_wants_them(scraped: tuple[Stack, Prometheus]) -> None:
     """Those of vLLM are as they are."""
     assert PROMTOOL is not None
@@ -136,6 +153,19 @@ def test_names_are_such_as_prometheus_wants_them(scraped: tuple[Stack, Prometheu
         done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, timeout=60)
         complaints = [line for line in (done.stdout + done.stderr).decode().splitlines() if line]
         assert [line for line in complaints if not line.startswith("vllm:")] == []
+
+
+@pytest.mark.parametrize("name", ["overview", "memory", "tenants"])
+def test_every_panel_of_a_dashboard_shows_something(scraped: tuple[Stack, Prometheus], name: str) -> None:
+    _, prometheus = scraped
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / f"{name}.json").read_text("utf-8"))
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            promql = target["expr"].replace("$__rate_interval", "1m").replace("$__range", "1m").replace("$tenant", ".*")
+            if panel["title"] not in EMPTY_PANELS:
+                eventually(lambda: prometheus.query(promql), what=f"{panel['title']}: {promql}")  # noqa: B023
+            else:
+                prometheus.query(promql)
 
 
 def test_rules_are_evaluated_and_an_alert_fires_when_the_kv_manager_is_gone(scraped: tuple[Stack, Prometheus]) -> None:

@@ -192,7 +192,7 @@ def decode_body(kind: type[T], data: bytes) -> T:
     """A request's body.
 
     Raises:
-        HttpError: 400: it is no JSON, or a field that is read has the wrong type.
+        HttpError: 400: it is no JSON, or too deep, or a field that is read has the wrong type.
     """
     try:
         return msgspec.json.decode(data, type=kind)
@@ -200,6 +200,8 @@ def decode_body(kind: type[T], data: bytes) -> T:
         raise _wrong_type(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HttpError(400, f"the body is not JSON: {error}", "invalid_json") from None
+    except RecursionError:
+        raise HttpError(400, "the body: is nested too deeply", "invalid_json") from None
 
 
 def _wrong_type(message: str) -> HttpError:

@@ -35,7 +35,7 @@ def _guides(body: GenerationBody) -> Iterator[tuple[str, Guide]]:
     if body.structured_outputs is not None:
         yield from _of_structured_outputs(body.structured_outputs)
     if body.guided_json is not None:
-        yield "guided_json", _json_schema(body.guided_json)
+        yield "guided_json", _json_schema(body.guided_json, "guided_json")
     if body.guided_regex is not None:
         yield "guided_regex", Guide(GuideKind.REGEX, body.guided_regex)
     if body.guided_choice is not None:
@@ -54,7 +54,7 @@ def _of_response_format(wanted: ResponseFormat) -> Iterator[tuple[str, Guide]]:
             if wanted.json_schema is None or wanted.json_schema.schema is None:
                 field = "response_format.json_schema.schema"
                 raise HttpError(400, f"{field}: is missing", "invalid_argument", field)
-            yield "response_format", _json_schema(wanted.json_schema.schema)
+            yield "response_format", _json_schema(wanted.json_schema.schema, "response_format")
         case other:
             message = f"response_format.type: must be text, json_object or json_schema, is {other!r}"
             raise HttpError(400, message, "invalid_argument", "response_format.type")
@@ -62,7 +62,7 @@ def _of_response_format(wanted: ResponseFormat) -> Iterator[tuple[str, Guide]]:
 
 def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[tuple[str, Guide]]:
     if wanted.json is not None:
-        yield "structured_outputs.json", _json_schema(wanted.json)
+        yield "structured_outputs.json", _json_schema(wanted.json, "structured_outputs.json")
     if wanted.json_object:
         yield "structured_outputs.json_object", _ANY_OBJECT
     if wanted.regex is not None:
@@ -73,7 +73,11 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> Iterator[tuple[str, Gui
         yield "structured_outputs.grammar", Guide(GuideKind.GRAMMAR, wanted.grammar)
 
 
-def _json_schema(schema: Any) -> Guide:
+def _json_schema(schema: Any, field: str) -> Guide:
     """vLLM takes a schema also as a text."""
-    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-    return Guide(GuideKind.JSON_SCHEMA, text)
+    if isinstance(schema, str):
+        return Guide(GuideKind.JSON_SCHEMA, schema)
+    try:
+        return Guide(GuideKind.JSON_SCHEMA, msgspec.json.encode(schema).decode())
+    except RecursionError:
+        raise HttpError(400, f"{field}: is nested too deeply", "invalid_argument", field) from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,7 +103,8 @@ async def test_all_three_serve_and_stop_in_order(journal: Path) -> None:
         pids = stack.pids
         assert set(pids) == set(SERVICES)
         assert sorted(events(journal)) == ["executor serves", "gateway serves", "kvmanager serves"]
-        assert len(set(stack.addresses.by_name().values())) == 3
+        assert len({*stack.addresses.by_name().values(), stack.addresses.http}) == 4
+        assert stack.http_url == f"http://{stack.addresses.http}"
         assert any(line.startswith(f"gateway serves on {stack.addresses.gateway}") for line in said)
     assert events(journal)[3:] == ["gateway stops", "kvmanager stops", "executor stops"]
     assert not any(alive(pid) for pid in pids.values())
@@ -268,7 +271,8 @@ def test_one_signal_stops_everything(
     parents: list[subprocess.Popen[str]], journal: Path, number: signal.Signals
 ) -> None:
     parent = start_parent(parents, journal)
-    assert serving_line(parent).startswith("Octavo serves nothing on 127.0.0.1:")
+    line = serving_line(parent).rstrip()
+    assert re.fullmatch(r"Octavo serves nothing on 127\.0\.0\.1:\d+ and on http://127\.0\.0\.1:\d+", line)
     children = children_of(parent.pid)
     assert len(children) == 3
     os.killpg(parent.pid, number)
@@ -323,5 +327,7 @@ def test_children_get_the_settings_that_they_know(tmp_path: Path) -> None:
     ]
     assert {"--max-sequences=8", "--no-prefix-caching", "--executors=127.0.0.1:4,[::1]:3", "--port=2"} <= set(kvmanager)
     assert not any("kv-memory" in argument for argument in kvmanager)
+    assert "--no-http" in build("gateway", addresses)
+    assert {"--http", "--http-port=5"} <= set(build("gateway", replace(addresses, http="127.0.0.1:5")))
     assert executor[executor.index("--config") + 1] == str(tmp_path / "octavo.toml")
     assert ExecutorConfig(model="x", host="::1", port=3).address == addresses.executors[1]

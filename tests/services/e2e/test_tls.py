@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from octavo.client import Client, OctavoError
@@ -82,6 +84,7 @@ def test_a_stack_over_tls_whose_certificates_are_renewed(
     assert answer() == expected
     with Client(served.addresses["gateway"]) as client, pytest.raises(OctavoError):
         client.models(timeout=2)
+    http_is_over_tls_too(served, folder)
     all_listen_only_where_told(served)
     commands_work_over_tls(served, folder)
     only_roles_get_in(served, folder)
@@ -131,6 +134,18 @@ def _decode_host(digits: str) -> IPv4Address | IPv6Address:
     words = [bytes.fromhex(digits[start : start + 8])[::-1] for start in range(0, len(digits), 8)]
     address = ip_address(b"".join(words))
     return getattr(address, "ipv4_mapped", None) or address
+
+
+def http_is_over_tls_too(served: Served, folder: Path) -> None:
+    trusted = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    body = {"prompt": "The sheet is", "max_tokens": 3}
+    with httpx.Client(base_url=f"https://{served.http}", verify=trusted, timeout=30) as client:
+        assert client.get("/health").status_code == 200
+        assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] > 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"https://{served.http}/health")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{served.http}/health")
 
 
 def commands_work_over_tls(served: Served, folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.ports import free_port
@@ -226,3 +227,12 @@ def test_serving_goes_on_without_the_collector(make_stack: MakeStack, reference:
     for server in (stack.gateway, stack.kvmanager):
         server.terminate()
         assert server.wait(10) == 0
+
+
+def test_a_request_over_http_is_in_its_caller_s_trace(traced_stack: Stack, receiver: OtlpReceiver) -> None:
+    trace_id, client_span, metadata = new_trace()
+    body = {"prompt": "a prompt", "max_tokens": 5, "ignore_eos": True, "stream": True}
+    url = f"http://{traced_stack.gateway.http_address}/v1/completions"
+    assert httpx.post(url, json=body, headers=dict(metadata), timeout=30).status_code == 200
+    (chat,) = named(spans_of(receiver, trace_id, from_everybody), "chat tiny")
+    assert chat.parent_id == client_span

@@ -34,7 +34,15 @@ class MetricsApp(uvicorn.Server):
 
     def __init__(self, exposition: Exposition) -> None:
         app = Starlette(routes=[metrics_route(exposition)])
-        config = uvicorn.Config(app, lifespan="off", log_config=None, log_level="warning", access_log=False, ws="none")
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
         super().__init__(config)
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 
@@ -37,6 +38,24 @@ async def test_it_answers_until_it_is_stopped() -> None:
     async with httpx.AsyncClient() as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(f"http://127.0.0.1:{port}/metrics")
+
+
+async def test_its_end_waits_for_no_reader() -> None:
+    port, asked = free_port(), asyncio.Event()
+
+    async def never() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    server = MetricsServer(ServiceConfig(metrics_port=port), Exposition(collect, never))
+    await server.start()
+    (_, half), (_, asking) = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    half.write(b"GET /metrics HTTP/1.1\r\nHost:")
+    asking.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asked.wait()
+    await asyncio.wait_for(server.stop(), 30)
+    for writer in (half, asking):
+        writer.close()
 
 
 async def test_a_port_that_is_taken() -> None:

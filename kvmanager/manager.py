@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -473,19 +473,15 @@ class KVManager:
         """A step is, on some executor."""
         return any(replica.under_way for replica in self.replicas.values())
 
-    def find(self, handle: Hashable) -> Request | None:
-        """A request that has not ended, or ends at this moment."""
-        return self._requests.get(handle)
+    @property
+    def requests(self) -> Mapping[Hashable, Request]:
+        """Those that have not ended, or end at this moment."""
+        return self._requests
 
     @property
-    def requests(self) -> Collection[Request]:
-        """All that have not ended."""
-        return self._requests.values()
-
-    @property
-    def homeless(self) -> Collection[Request]:
-        """Those that wait for an executor to come."""
-        return self._homeless.values()
+    def homeless(self) -> Mapping[Hashable, Request]:
+        """Those of them that wait for an executor to come."""
+        return self._homeless
 
     @property
     def num_waiting(self) -> int:

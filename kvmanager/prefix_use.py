@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvmanager.request import Request
@@ -25,6 +25,7 @@ class PromptTokens:
     hit: int = 0
 
 
+@dataclass(slots=True)
 class PrefixUse:
     """Counts since start.
 
@@ -32,8 +33,7 @@ class PrefixUse:
         scopes: by tenant and kind of scope.
     """
 
-    def __init__(self) -> None:
-        self.scopes: dict[ScopeKey, PromptTokens] = {}
+    scopes: dict[ScopeKey, PromptTokens] = field(default_factory=dict)
 
     def looked_up(self, request: Request, num_cached: int, block_size: int) -> None:
         """A prompt was looked up, and its first so many tokens were there."""

@@ -36,10 +36,9 @@ class ShareView:
 def share_views(manager: KVManager) -> list[ShareView]:
     """Who has what of which executor; only those that have something. Linear in requests."""
     shares = [share for replica in manager.replicas.values() for share in _shares_of(replica)]
-    homeless: dict[str, ShareView] = {}
-    for request in manager.homeless:
-        homeless.setdefault(request.spec.tenant, ShareView(request.spec.tenant, "")).waiting_requests += 1
-    return shares + list(homeless.values())
+    for tenant, number in _by_tenant(manager.homeless.values()).items():
+        shares.append(ShareView(tenant, "", waiting_requests=number))
+    return shares
 
 
 def _shares_of(replica: Replica) -> list[ShareView]:
@@ -75,7 +74,7 @@ def _by_tenant(requests: Iterable[Request]) -> Counter[str]:
 def tenant_counters(manager: KVManager) -> dict[str, TenantCounters]:
     """What each tenant's requests have had since start. Linear in requests."""
     counters = {tenant: replace(ended) for tenant, ended in manager.counters.ended.items()}
-    for request in manager.requests:
+    for request in manager.requests.values():
         if request.state is not RequestState.WAITING:
             tenant = request.spec.tenant
             if tenant not in counters:

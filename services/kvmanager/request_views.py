@@ -41,7 +41,7 @@ class RequestViews:
         chosen.sort(key=lambda each: each.arrived)
         views = []
         for number, each in enumerate(chosen, 1):
-            views.append(encoder.request(each, self._manager.find(each.handle), include_blocks))
+            views.append(encoder.request(each, self._manager.requests.get(each.handle), include_blocks))
             if number % SLICE_REQUESTS == 0:
                 await asyncio.sleep(0)
         return views
@@ -56,5 +56,5 @@ class RequestViews:
         found = timelines.get((tenant, request_id)) if tenant else timelines.of_any_tenant(request_id)
         if found is None:
             return None
-        request = None if found.outcome is not None else self._manager.find(found.handle)
+        request = None if found.outcome is not None else self._manager.requests.get(found.handle)
         return TimelineEncoder(self._offset, tenant).timeline(found, request)

@@ -70,7 +70,7 @@ class Term:
             prefix_caching=config.prefix_caching,
             on_event=on_event,
         )
-        timelines.find = manager.find
+        timelines.find = manager.requests.get
         self.requests = RequestViews(manager, timelines, epoch_offset)
         self.driver = Driver(manager, traces, timelines, metrics)
         self.driver.backend.group = config.group

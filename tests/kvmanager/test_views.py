@@ -11,6 +11,7 @@ from kvmanager.cost_model import Preemption
 from kvmanager.kv_events import Tier
 from kvmanager.memory_watch import MemoryChanges, MemoryWatch
 from kvmanager.request import RequestState
+from kvmanager.shares import share_views, tenant_counters
 from kvmanager.spec import Scope
 from kvmanager.step import Speeds
 from kvmanager.views import BlockView, block_views, num_evicted, replica_views
@@ -245,3 +246,42 @@ def test_a_map_made_of_changes_alone_is_the_real_one_at_any_time(preemption):
     h.run_and_check()
     seen.hear(watch.changes())
     seen.check(h)
+
+
+def test_who_has_what_of_which_executor():
+    h = Harness(num_blocks=30, block_size=4, num_executors=2, max_batched_tokens=32)
+    for index, tenant in enumerate(["acme", "beta", "acme"]):
+        h.submit(index, h.prompt(10), max_tokens=20, tenant=tenant, scope=Scope(tenant.encode(), tenant, 1))
+    h.step()
+    shares = share_views(h.manager)
+    assert sum(share.running_requests for share in shares if share.tenant == "acme") == 2
+    for name, replica in h.manager.replicas.items():
+        own = [share for share in shares if share.executor == name]
+        assert sum(share.referenced_device_blocks for share in own) == replica.memory.pool.num_referenced
+        (view,) = [view for view in replica_views(h.manager) if view.executor == name]
+        for field in ("sequences", "prefill_tokens", "decode_tokens"):
+            assert sum(getattr(share.last_step, field) for share in own) == getattr(view.last_step, field)
+    for name in list(h.manager.replicas):
+        h.detach(name)
+    assert {(share.tenant, share.executor, share.waiting_requests) for share in share_views(h.manager)} == {
+        ("acme", "", 2),
+        ("beta", "", 1),
+    }
+
+
+def test_what_tenants_have_had_only_grows():
+    h = Harness(num_blocks=14, block_size=2, max_sequences=8, max_batched_tokens=16)
+    for index in range(12):
+        h.submit(index, h.prompt(5), max_tokens=8, n=1 + index % 2, tenant=("acme", "beta")[index % 2])
+    before = dict.fromkeys(("acme", "beta"), (0, 0, 0, 0))
+    for _ in range(400):
+        if h.manager.idle:
+            break
+        h.step()
+        for tenant, had in tenant_counters(h.manager).items():
+            now = had.prompt_tokens, had.cached_prompt_tokens, had.generated_tokens, had.preemptions
+            assert all(old <= new for old, new in zip(before[tenant], now, strict=True))
+            before[tenant] = now
+    assert before["acme"][2] == 6 * 8
+    assert before["beta"][2] == 6 * 16
+    assert h.counters.preemptions == before["acme"][3] + before["beta"][3] > 0

@@ -62,6 +62,10 @@ class Samples:
             self.history.append(await self._take())
             await asyncio.sleep(SAMPLE_SECONDS)
 
+    def up_to(self, time: float) -> list[Sample]:
+        """The history before this moment, oldest first."""
+        return [sample for sample in self.history if sample.time < time]
+
     async def latest(self, max_age: float) -> Sample:
         """A sample that is no older than so many seconds. Those who ask at the same time share one."""
         if self._latest is not None and time.time() - self._latest.time <= max_age:

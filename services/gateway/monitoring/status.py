@@ -60,9 +60,13 @@ def _add_counters(total: memory_pb2.MemoryCounters, counters: memory_pb2.MemoryC
 
 
 def _all_tenants(sample: Sample) -> list[monitoring_pb2.TenantStatus]:
-    names = {tenant.owner for _, memory in sample.memory for tenant in memory.tenants}
-    names.update(share.tenant for _, memory in sample.memory for share in memory.shares)
-    return [_tenant(name, sample) for name in sorted(names)]
+    found: dict[str, monitoring_pb2.TenantStatus] = {}
+    for _, memory in sample.memory:
+        for tenant in memory.tenants:
+            _add_memory(found.get(tenant.owner) or found.setdefault(tenant.owner, _nothing_of(tenant.owner)), tenant)
+        for share in memory.shares:
+            _add_requests(found.get(share.tenant) or found.setdefault(share.tenant, _nothing_of(share.tenant)), share)
+    return [found[name] for name in sorted(found)]
 
 
 # One tenant
@@ -111,24 +115,34 @@ def _pool(num_blocks: int, referenced: int, cached: int) -> memory_pb2.PoolState
 
 
 def _tenant(name: str, sample: Sample) -> monitoring_pb2.TenantStatus:
-    status = monitoring_pb2.TenantStatus(memory=memory_pb2.TenantMemory(owner=name))
-    for tenant in _memory_of(sample, name):
-        status.memory.charged_blocks += tenant.charged_blocks
-        status.memory.cached_blocks += tenant.cached_blocks
-        status.memory.pinned_blocks += tenant.pinned_blocks
-        # What it may have is said for each executor, so it is no sum.
-        status.memory.reserved_blocks = tenant.reserved_blocks
-        status.memory.max_blocks = tenant.max_blocks
-        status.memory.weight = tenant.weight
+    status = _nothing_of(name)
+    for _, memory in sample.memory:
+        for tenant in memory.tenants:
+            if tenant.owner == name:
+                _add_memory(status, tenant)
     for share in _shares(sample, name):
-        status.running_requests += share.running_requests
-        status.waiting_requests += share.waiting_requests
-        status.swapped_requests += share.swapped_requests
+        _add_requests(status, share)
     return status
 
 
-def _memory_of(sample: Sample, name: str) -> Iterable[memory_pb2.TenantMemory]:
-    return (tenant for _, memory in sample.memory for tenant in memory.tenants if tenant.owner == name)
+def _nothing_of(name: str) -> monitoring_pb2.TenantStatus:
+    return monitoring_pb2.TenantStatus(memory=memory_pb2.TenantMemory(owner=name))
+
+
+def _add_memory(status: monitoring_pb2.TenantStatus, memory: memory_pb2.TenantMemory) -> None:
+    """What one group has. What a tenant may have is said for each executor, so that is no sum."""
+    status.memory.charged_blocks += memory.charged_blocks
+    status.memory.cached_blocks += memory.cached_blocks
+    status.memory.pinned_blocks += memory.pinned_blocks
+    status.memory.reserved_blocks = memory.reserved_blocks
+    status.memory.max_blocks = memory.max_blocks
+    status.memory.weight = memory.weight
+
+
+def _add_requests(status: monitoring_pb2.TenantStatus, share: TenantShare) -> None:
+    status.running_requests += share.running_requests
+    status.waiting_requests += share.waiting_requests
+    status.swapped_requests += share.swapped_requests
 
 
 def _shares(sample: Sample, tenant: str) -> Iterable[TenantShare]:

@@ -38,7 +38,7 @@ class Lives:
         self.manager = KVManager(
             Limits(max_batched_tokens, 8, 10_000), preemption=preemption, on_event=self.timelines.on_event
         )
-        self.timelines.find = self.manager.find
+        self.timelines.find = self.manager.requests.get
         self.now = 0.0
         self.capacity = Capacity(num_blocks, block_size, max_model_len, num_host_blocks)
         self.attach()
@@ -70,7 +70,7 @@ class Lives:
     def told(self, request_id: str, to: str = "", tenant: str = "acme") -> monitoring_pb2.Timeline:
         found = self.timelines.get((tenant, request_id))
         assert found is not None
-        return TimelineEncoder(1000.0, to).timeline(found, self.manager.find(request_id))
+        return TimelineEncoder(1000.0, to).timeline(found, self.manager.requests.get(request_id))
 
 
 def kinds(timeline: monitoring_pb2.Timeline) -> list[str]:

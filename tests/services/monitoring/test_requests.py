@@ -56,7 +56,7 @@ async def test_requests_in_order_of_arrival(make_rig: MakeRig, make_sight: MakeS
     assert large.executor == one.address
     assert (large.prompt_tokens, large.computed_tokens, large.max_tokens) == (10, 10, 300)
     (sequence,) = large.sequences
-    table = [block.block_id for block in rig.manager.find((1, 4)).sequences[0].table]
+    table = [block.block_id for block in rig.manager.requests[1, 4].sequences[0].table]
     assert unpack_int32(sequence.block_ids) == table
     assert not (await views(sight, ACME))[0].sequences[0].block_ids
     one.go_on()

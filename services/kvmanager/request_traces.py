@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 from kvmanager.events import Event, EventKind
 from octavo.v1 import common_pb2
+from services.kvmanager.chunks import ChunksUnderWay
 from services.telemetry.tracing import MAX_LINKS, Attributes, SpanRecord, Tracing
 
 DECODE_STEP_INTERVAL = 32
 """Every so many steps also one that only decodes is traced on the executor."""
-
-Step = tuple[str, int]
-"""An executor and a step of it: each counts its own."""
 
 
 @dataclass(slots=True)
@@ -26,7 +24,6 @@ class _Trace:
         preempted_by: how it was preempted; empty before.
         executor: where it was admitted last.
         has_token: its first token is there: from now on it decodes whenever it has no chunk to compute.
-        chunks: start and tokens of what is under way, by step.
     """
 
     context: common_pb2.TraceContext
@@ -38,7 +35,6 @@ class _Trace:
     executor: str = ""
     has_token: bool = False
     decoding_since: float | None = None
-    chunks: dict[Step, tuple[float, int]] = field(default_factory=dict)
 
 
 class RequestTraces:
@@ -53,7 +49,7 @@ class RequestTraces:
         self._tracing = tracing
         self._offset = epoch_offset
         self._traces: dict[Hashable, _Trace] = {}
-        self._prefilling: dict[Step, list[Hashable]] = {}
+        self._chunks = ChunksUnderWay[Hashable]()
 
     def begin(self, handle: Hashable, context: common_pb2.TraceContext) -> None:
         """A traced request is about to be submitted."""
@@ -62,12 +58,13 @@ class RequestTraces:
     def discard(self, handle: Hashable) -> None:
         """It was refused."""
         self._traces.pop(handle, None)
+        self._chunks.forget(handle)
 
     def contexts_of_step(self, executor: str, step: int) -> list[common_pb2.TraceContext]:
         """Whose traces a step belongs to: requests it prefills, and now and then those it decodes."""
         if not self._traces:
             return []
-        handles: list[Hashable] = self._prefilling.get((executor, step), [])
+        handles = list(self._chunks.of_step(executor, step))
         if not handles and step % DECODE_STEP_INTERVAL == 0:
             handles = [handle for handle, trace in self._traces.items() if self._decodes_on(trace, executor)]
         return [self._traces[handle].context for handle in handles[:MAX_LINKS] if handle in self._traces]
@@ -94,7 +91,8 @@ class RequestTraces:
             case EventKind.ADMITTED:
                 self._admitted(trace, event)
             case EventKind.PREFILL:
-                self._prefill(trace, event)
+                self._chunks.add(event.handle, event)
+                trace.decoding_since = None
             case EventKind.FIRST_TOKEN:
                 trace.has_token = True
                 trace.decoding_since = event.time
@@ -114,39 +112,23 @@ class RequestTraces:
         if trace.has_token:  # it goes on where it left off, unless there is something to compute first
             trace.decoding_since = event.time
 
-    def _prefill(self, trace: _Trace, event: Event) -> None:
-        step = event.executor, event.step
-        if step in trace.chunks:  # another sequence of the same request
-            start, num_tokens = trace.chunks[step]
-            trace.chunks[step] = start, num_tokens + event.value
-        else:
-            trace.chunks[step] = event.time, event.value
-            self._prefilling.setdefault(step, []).append(event.handle)
-        trace.decoding_since = None
-
     def _step_done(self, event: Event) -> None:
-        step = event.executor, event.step
-        for handle in self._prefilling.pop(step, ()):
-            trace = self._traces.get(handle)
-            if trace is not None and step in trace.chunks:
-                start, num_tokens = trace.chunks.pop(step)
-                attributes = {"octavo.step": event.step, "octavo.tokens": num_tokens}
-                self._add(trace, "prefill", start, event.time, {**attributes, "octavo.executor": event.executor})
-                if trace.has_token and not trace.chunks and trace.decoding_since is None:
-                    trace.decoding_since = event.time
+        for handle, chunk in self._chunks.done(event):
+            trace = self._traces[handle]
+            attributes: dict[str, str | int] = {
+                "octavo.step": event.step,
+                "octavo.tokens": chunk.num_tokens,
+                "octavo.executor": event.executor,
+            }
+            self._add(trace, "prefill", chunk.event.time, event.time, attributes)
+            if trace.has_token and handle not in self._chunks and trace.decoding_since is None:
+                trace.decoding_since = event.time
 
     def _preempted(self, trace: _Trace, event: Event) -> None:
         self._end_decode(trace, event.time)
-        trace.chunks.clear()
-        self._forget_chunks(event.handle)
+        self._chunks.forget(event.handle)
         trace.waiting_since, trace.waiting_for = event.time, "preemption"
         trace.waiting_reason = trace.preempted_by = event.detail
-
-    def _forget_chunks(self, handle: Hashable) -> None:
-        for step in [step for step, handles in self._prefilling.items() if handle in handles]:
-            self._prefilling[step].remove(handle)
-            if not self._prefilling[step]:
-                del self._prefilling[step]
 
     def _end_decode(self, trace: _Trace, now: float, num_tokens: int | None = None) -> None:
         if trace.decoding_since is not None:
@@ -161,7 +143,7 @@ class RequestTraces:
             attributes = {"octavo.ended": event.detail}
             self._add(trace, trace.waiting_for, trace.waiting_since, event.time, attributes)
         self._tracing.record(trace.context, trace.spans)
-        self._forget_chunks(event.handle)
+        self._chunks.forget(event.handle)
         del self._traces[event.handle]
 
     def _add(self, trace: _Trace, name: str, start: float, end: float, attributes: Attributes) -> None:

@@ -9,7 +9,8 @@ from kvmanager.events import Event, EventKind
 from kvmanager.request import PrefixMatchEnd, Request, RequestState
 from octavo.v1 import monitoring_pb2
 from services.kvmanager import reasons
-from services.kvmanager.timelines import Chunk, Decision, Outcome, Preemption, Timeline, computed_tokens
+from services.kvmanager.chunks import Chunk
+from services.kvmanager.timelines import Decision, Outcome, Preemption, Timeline, computed_tokens
 from services.rpc.columns import pack_int32
 
 _STATES = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from kvmanager.events import Event, EventKind
 from kvmanager.request import FinishReason, PrefixMatchEnd, Request
 from kvmanager.spec import RequestSpec
+from services.kvmanager.chunks import Chunk, ChunksUnderWay
 
 MAX_ENDED = 1000
 MAX_DECISIONS = 256
@@ -22,22 +23,6 @@ Find = Callable[[Hashable], "Request | None"]
 
 Name = tuple[str, str]
 """Tenant and request id."""
-
-Step = tuple[str, int]
-"""An executor and a step of it: each counts its own."""
-
-
-@dataclass(slots=True)
-class Chunk:
-    """A part of the prompt that one step computes, for all sequences of the request together.
-
-    Attributes:
-        until: when the step's result was here; None: it is not, or its request gave its blocks back before.
-    """
-
-    event: Event
-    num_tokens: int
-    until: float | None = None
 
 
 @dataclass(slots=True)
@@ -88,7 +73,6 @@ class Timeline:
         "handle",
         "left_out",
         "name",
-        "num_under_way",
         "outcome",
         "priority",
         "prompt_tokens",
@@ -103,8 +87,6 @@ class Timeline:
         self.executor = ""
         self.decisions: list[Decision] = []
         self.left_out = 0
-        self.num_under_way = 0
-        """Chunks that are."""
         self.outcome: Outcome | None = None
 
     def add(self, decision: Decision) -> None:
@@ -125,9 +107,6 @@ class Timeline:
         self.left_out += num_excess
 
 
-_NOTHING: Mapping[Timeline, Chunk] = {}
-
-
 class Timelines:
     """Listens to the core.
 
@@ -140,8 +119,7 @@ class Timelines:
         self._live: dict[Hashable, Timeline] = {}
         self._ended: deque[Timeline] = deque()
         self._by_name: dict[Name, Timeline] = {}
-        self._chunks: dict[Step, dict[Timeline, Chunk]] = {}
-        """Those under way."""
+        self._chunks = ChunksUnderWay[Hashable]()
 
     def begin(self, spec: RequestSpec, request_id: str) -> None:
         """A request is about to be submitted."""
@@ -181,15 +159,16 @@ class Timelines:
         """Takes note of one decision."""
         kind = event.kind
         if kind is EventKind.STEP_DONE:
-            self._step_done(event)
+            self._chunks.done(event)
             return
         timeline = self._live.get(event.handle)
         if timeline is None:
             return
         if kind is EventKind.PREFILL:
-            self._prefill(timeline, event)
+            if (chunk := self._chunks.add(event.handle, event)) is not None:
+                timeline.add(chunk)
         elif kind is EventKind.PREEMPTED:
-            self._forget_chunks(timeline)
+            self._chunks.forget(event.handle)
             other = None if event.other is None else self._live.get(event.other)
             timeline.add(Preemption(event, None if other is None else other.name))
         else:
@@ -202,35 +181,8 @@ class Timelines:
             elif kind is EventKind.FINISHED:
                 self._end(timeline, event)
 
-    def _prefill(self, timeline: Timeline, event: Event) -> None:
-        step = event.executor, event.step
-        under_way = self._chunks.get(step)
-        if under_way is None:
-            under_way = self._chunks[step] = {}
-        chunk = under_way.get(timeline)
-        if chunk is None:
-            chunk = under_way[timeline] = Chunk(event, event.value)
-            timeline.num_under_way += 1
-            timeline.add(chunk)
-        else:  # another sequence of the same request
-            chunk.num_tokens += event.value
-
-    def _step_done(self, event: Event) -> None:
-        for timeline, chunk in self._chunks.pop((event.executor, event.step), _NOTHING).items():
-            timeline.num_under_way -= 1
-            chunk.until = event.time
-
-    def _forget_chunks(self, timeline: Timeline) -> None:
-        """Its steps may never be done, and another one of that number may be."""
-        if timeline.num_under_way:
-            timeline.num_under_way = 0
-            for step in [step for step, under_way in self._chunks.items() if timeline in under_way]:
-                del self._chunks[step][timeline]
-                if not self._chunks[step]:
-                    del self._chunks[step]
-
     def _end(self, timeline: Timeline, event: Event) -> None:
-        self._forget_chunks(timeline)
+        self._chunks.forget(event.handle)
         request = self.find(event.handle)
         assert request is not None
         timeline.outcome = _outcome(request, event)

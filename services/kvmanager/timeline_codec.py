@@ -99,7 +99,9 @@ class TimelineEncoder:
         admitted = False
         for decision in timeline.decisions:
             event = decision if isinstance(decision, Event) else decision.event
-            encoded = message.decisions.add(kind=_KINDS[event.kind], executor=event.executor, step=event.step)
+            encoded = message.decisions.add(kind=_KINDS[event.kind], executor=event.executor)
+            if not self._tenant:  # how many steps there are tells what others have computed
+                encoded.step = event.step
             encoded.at.CopyFrom(_duration(event.time - timeline.arrived))
             encoded.tokens = decision.num_tokens if isinstance(decision, Chunk) else event.value
             if isinstance(decision, Chunk) and decision.until is not None:

@@ -126,7 +126,9 @@ def test_who_is_preempted_for_whom_and_who_may_know(preemption: Preemption):
     assert b"acme" not in theirs.SerializeToString()
     waited = reasons(lives.told("c", tenant="beta"), monitoring_pb2.DECISION_KIND_WAITED)
     assert any(each.startswith("waits for free blocks: ") and each.endswith("too few") for each in waited)
+    assert any(each.step for each in told.decisions)
     for each in theirs.decisions:
+        assert not each.step
         assert not any(character.isdigit() for character in each.reason)
     times = [each.at.ToNanoseconds() for each in told.decisions]
     assert times == sorted(times)

@@ -106,10 +106,10 @@ def _mask_disallowed(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
         return
     packed = to_device(np.stack([allowed for _, allowed in guided]).view(np.uint8), logits, torch.uint8)
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    disallowed = ((packed[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[-1]] == 0
+    allowed = ((packed[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[-1]] != 0
     where, limits = index([row for row, _ in guided], logits), torch.finfo(logits.dtype)
     kept = logits.index_select(0, where).nan_to_num_(limits.min, limits.max, limits.min)
-    logits[where] = kept.masked_fill_(disallowed, -torch.inf)
+    logits[where] = torch.where(allowed, kept, -torch.inf)
 
 
 class _Parts:

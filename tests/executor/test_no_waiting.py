@@ -5,9 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
+from executor.guides.guide import Guide
 from executor.sampling.samplers import TorchSampler
 from executor.sequences import SequenceState
 from executor.step import NewSequence, Penalties, SamplingParams, StepBatch
@@ -23,12 +25,15 @@ _KINDS = {
     "penalties": SamplingParams(penalties=_PENALTIES, seed=7),
     "stop tokens": SamplingParams(min_tokens=100, stop_token_ids=(4, _VOCAB), seed=8),
     "logprobs": SamplingParams(temperature=0, logprobs=3),
+    "guided": SamplingParams(top_p=0.9, seed=9, guide="of which the mask is all that the sampler sees"),
 }
+_ALLOWED = np.packbits(np.arange(3008) % 7 == 0, bitorder="little").view(np.int32)
 
 
 def _sequence(params, *, num_candidates=0, ranked=False):
     tokens = array("q", range(30))
-    return SequenceState(0, tokens, 20, 30, array("q"), 0, params, num_candidates, ranked)
+    guide = Guide(None, _ALLOWED) if params.guide and not num_candidates else None
+    return SequenceState(0, tokens, 20, 30, array("q"), 0, params, num_candidates, ranked, guide=guide)
 
 
 def _everything(params):
@@ -90,8 +95,8 @@ def test_a_decode_step_is_launched_while_the_gpu_is_at_the_one_before(load, save
     under_way = [executor.launch(_decodes(step, ids)) for step in (2, 3)]
     assert all(len(each.result().token_ids) == len(ids) for each in under_way)
 
-    # Penalties count tokens, so those wait.
-    ids = [i for i, name in enumerate(_KINDS) if name != "penalties"]
+    # Penalties and guides look at tokens, so those wait.
+    ids = [i for i, name in enumerate(_KINDS) if name not in ("penalties", "guided")]
     torch.cuda.set_sync_debug_mode("error")
     try:
         under_way = [executor.launch(_decodes(step, ids)) for step in (4, 5)]

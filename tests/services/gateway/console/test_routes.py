@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import subprocess
+import sys
+import zipfile
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from struct import iter_unpack
 from typing import Any
 
@@ -28,6 +33,7 @@ from tests.services.gateway.console.simulated_stack import (
     SimulatedViewers,
 )
 
+ROOT = Path(__file__).parents[4]
 KEYS = {"the-operator": None, "of-acme": "acme", "of-globex": "globex"}
 EXECUTOR = "10.0.0.1:1"
 
@@ -132,6 +138,15 @@ def test_the_page_holds_nothing_inline_and_names_no_other_host() -> None:
     assert "<style" not in page
     assert not re.search(r"\sstyle=|\son\w+=", page)
     assert not re.search(r"<script(?![^>]*\ssrc=)", page)
+
+
+def test_the_wheel_brings_the_page(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    without_compiler = os.environ | {"PATH": "", "CXX": ""}
+    subprocess.run(command, cwd=ROOT, env=without_compiler, capture_output=True, check=True, timeout=60)
+    (wheel,) = tmp_path.iterdir()
+    served = {f"services/gateway/http/console/static/{path}" for path in Assets().paths}
+    assert served <= set(zipfile.ZipFile(wheel).namelist())
 
 
 # Who sees what

@@ -64,7 +64,7 @@ export class Connection {
    */
   poll(path, interval, listener) {
     return this.add(async (signal, alive) => {
-      for (;;) {
+      while (!signal.aborted) {
         const asked = path();
         if (asked !== null) {
           const response = await this.ask(asked, signal);

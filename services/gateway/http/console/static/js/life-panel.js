@@ -96,7 +96,7 @@ export class LifePanel {
       ["Arrived", clockTime(request.arrived)],
       ["Time", duration(end)],
       ["Prompt", `${plural(request.prompt, "token")}, ${count(request.cached)} cached`],
-      ["Output", `${plural(request.output, "token")}, at most ${count(request.maxTokens)} a sequence`],
+      ["Output", `${plural(request.output, "token")}, most ${count(request.maxTokens)} each`],
       ["Priority", String(request.priority)],
       ["Preempted", request.preemptions ? plural(request.preemptions, "time") : "never"],
     ];

@@ -95,7 +95,8 @@ def _new_tokens(outputs: Outputs) -> list[tuple[int, list[int]]]:
 
 def _executor_batch(batch: StepBatch, epoch: int) -> executor_step.StepBatch:
     """The same fields under the same names, but for what is kept for those who lead later: nobody does."""
-    given = {each.name: getattr(batch, each.name) for each in fields(batch)}
+    known = {each.name for each in fields(executor_step.StepBatch)}
+    given = {each.name: getattr(batch, each.name) for each in fields(batch) if each.name in known}
     given["new_sequences"] = [
         executor_step.NewSequence(**{each.name: getattr(new, each.name) for each in fields(new)})
         for new in batch.new_sequences

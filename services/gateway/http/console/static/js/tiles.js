@@ -1,7 +1,7 @@
 // The most important numbers, now.
 
 import { byId, setText } from "./dom.js";
-import { count, percent, rate } from "./format.js";
+import { count, percent, rate, short } from "./format.js";
 
 /**
  * @param {any} status the newest
@@ -14,9 +14,9 @@ export function showTiles(status, history) {
     waiting: [count(status.waitingRequests), `${count(status.swappedRequests)} swapped out`],
     batch: [
       count(columns.prefill[last] + columns.decode[last]),
-      `${count(columns.decode[last])} decode, ${count(columns.prefill[last])} prefill`,
+      `${short(columns.decode[last])} decode, ${short(columns.prefill[last])} prefill`,
     ],
-    usage: [percent(columns.usage[last]), `${count(columns.used[last])} of ${count(columns.blocks[last])} blocks`],
+    usage: [percent(columns.usage[last]), `${count(columns.used[last])} of ${count(columns.blocks[last])}`],
     ...counted(status.counters, columns, last),
   });
 }

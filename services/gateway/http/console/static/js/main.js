@@ -88,6 +88,7 @@ connection.stream("status", {
     setText(byId("model"), status.model?.name ?? "");
     waste.status = status;
     map.takeStatus(status);
+    byId("map-others").hidden = message.tenant === null;
     if (first) {
       requests.update();
       tree.take(prefixes);

@@ -80,12 +80,12 @@ def tiles_of(spec: KernelSpec) -> tuple[object, ...]:
 
 
 def test_some_of_the_executors_kernels_fit_every_gpu():
-    """A few of each module, others in each run."""
+    """One of each module, another in each run."""
     by_module: dict[str, list[Task]] = {}
     for task in all_tasks():
         by_module.setdefault(task[0].module, []).append(task)
     assert len(by_module) >= 4
-    _check([task for tasks in by_module.values() for task in random.sample(tasks, min(2, len(tasks)))], processes=1)
+    _check([random.choice(tasks) for tasks in by_module.values()], processes=1)
 
 
 @pytest.mark.slow

@@ -19,11 +19,21 @@ MAX_REMEMBERED = 4096
 # Beside the limits that the process has: should it hang, or the machine be so busy that it gets no time.
 _PATIENCE_SECONDS = 60.0
 
+_TOO_MUCH: dict[int, str] = {
+    signal.SIGPROF: f"{CPU_SECONDS:g} s",
+    signal.SIGABRT: f"{MEMORY_BYTES >> 20} MiB of memory",
+}
+"""Signals by which the process ends when a guide is too much for it."""
+
+# Whatever else ended the process may have had nothing to do with the guide.
+_ATTEMPTS = 2
+
 
 class GuideChecker:
     """Compiles guides in a process of its own, one after the other, each once.
 
-    The process starts with the first guide. One that it does not survive is refused, and it starts anew.
+    The process starts with the first guide. One that it does not survive is refused, and it starts anew; what ended it
+    for another reason is not held against a guide.
 
     Args:
         tokenizer: The model's.
@@ -61,24 +71,31 @@ class GuideChecker:
 
     async def _find_out(self, grammar: str) -> str | None:
         asking = asyncio.ensure_future(asyncio.to_thread(self._ask, grammar))
-        await asyncio.wait([asking], timeout=_PATIENCE_SECONDS)
-        if not asking.done() and self._process is not None:
-            self._process.kill()
-        return await asking
+        while not asking.done():
+            await asyncio.wait([asking], timeout=_PATIENCE_SECONDS)
+            if not asking.done() and self._process is not None:
+                self._process.kill()
+        return asking.result()
 
     def _ask(self, grammar: str) -> str | None:
         """Returns what is wrong with a grammar. Runs on a thread."""
-        try:
-            if self._process is None:
-                self._process = CompilingProcess()
-                refusal = self._process.prepare(self._tokenizer)
-                if refusal is not None:
-                    self._end()
-                    return refusal
-            return self._process.refusal(grammar)
-        except ProcessDied as death:
-            self._process = None
-            return _why(death.exit_code)
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._compile(grammar)
+            except ProcessDied as death:
+                self._process = None
+                if attempt + 1 == _ATTEMPTS or -death.exit_code in _TOO_MUCH:
+                    return _why(death.exit_code)
+        raise AssertionError("there is an attempt")
+
+    def _compile(self, grammar: str) -> str | None:
+        if self._process is None:
+            self._process = CompilingProcess()
+            refusal = self._process.prepare(self._tokenizer)
+            if refusal is not None:
+                self._end()
+                return refusal
+        return self._process.refusal(grammar)
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -91,8 +108,6 @@ class GuideChecker:
 
 
 def _why(exit_code: int) -> str:
-    if exit_code == -signal.SIGPROF:
-        return f"is too complex: it takes more than {CPU_SECONDS:g} s to compile"
-    if exit_code == -signal.SIGABRT:
-        return f"is too complex: it takes more than {MEMORY_BYTES >> 20} MiB of memory to compile"
+    if -exit_code in _TOO_MUCH:
+        return f"is too complex: it takes more than {_TOO_MUCH[-exit_code]} to compile"
     return f"can't be compiled: the process that tried has ended with exit code {exit_code}"

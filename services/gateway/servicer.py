@@ -12,6 +12,7 @@ from gateway.scope import Identity
 from octavo.v1 import inference_pb2
 from services.gateway.calls import Calls, Metadata
 from services.gateway.codec import decode_pin_request, decode_prompt, decode_request
+from services.rpc.handlers import unary
 from services.rpc.parsing import parse
 from services.rpc.server import Context
 from services.rpc.status import RpcError, abort
@@ -47,13 +48,9 @@ class GenerationServicer:
     def _unary(self, method: Callable[[bytes, Context], Awaitable[Message]]) -> grpc.RpcMethodHandler[Any, Any]:
         async def handle(data: bytes, context: Context) -> Message:
             self._on_call(context)
-            try:
-                return await method(data, context)
-            except RpcError as error:
-                await abort(context, error)
-                raise
+            return await method(data, context)
 
-        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
+        return unary(handle)
 
     # Generating
 
@@ -117,7 +114,3 @@ class GenerationServicer:
 def metadata_of(context: Context) -> Metadata:
     """What a call's metadata says."""
     return tuple(context.invocation_metadata() or ())
-
-
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()

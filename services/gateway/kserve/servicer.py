@@ -19,6 +19,7 @@ from services.gateway.kserve.inference import Inference
 from services.gateway.kserve.merged_stream import MergedStream
 from services.gateway.kserve.requests import VERSION, InferRequest, check_version, decode_request
 from services.gateway.servicer import metadata_of
+from services.rpc.handlers import serialize, unary
 from services.rpc.parsing import parse
 from services.rpc.server import Context, RpcServer
 from services.rpc.status import RpcError, abort
@@ -50,7 +51,7 @@ class InferenceServicer:
             "ModelConfig": self._unary(self.model_config),
             "ModelInfer": self._unary(self.model_infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-                self.model_stream_infer, response_serializer=_serialize
+                self.model_stream_infer, response_serializer=serialize
             ),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
@@ -58,13 +59,9 @@ class InferenceServicer:
     def _unary(self, method: Callable[[bytes, Context], Awaitable[Message]]) -> grpc.RpcMethodHandler[Any, Any]:
         async def handle(data: bytes, context: Context) -> Message:
             self._server.count(context)
-            try:
-                return await method(data, context)
-            except RpcError as error:
-                await abort(context, error)
-                raise
+            return await method(data, context)
 
-        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
+        return unary(handle)
 
     # Questions about the server: open to everybody, as probes are
 
@@ -174,7 +171,3 @@ def _failure(error: RpcError, request_id: str) -> inference_pb2.ModelStreamInfer
         error_message=f"{error.code.name}: {error.message}",
         infer_response=inference_pb2.ModelInferResponse(id=request_id),
     )
-
-
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()

@@ -12,6 +12,7 @@ from octavo.v1 import monitoring_pb2
 from services.gateway.monitoring.monitoring import Monitoring
 from services.gateway.servicer import metadata_of
 from services.gateway.viewers import Viewer, Viewers
+from services.rpc.handlers import serialize, unary
 from services.rpc.parsing import parse
 from services.rpc.server import Context
 from services.rpc.status import RpcError, abort
@@ -46,14 +47,10 @@ class MonitoringServicer:
 
     def _unary(self, request_type: type[M], answer: Callable[[M, Viewer], Awaitable[Message]]) -> Handler:
         async def handle(data: bytes, context: Context) -> Message:
-            try:
-                viewer = self._viewers.identify(metadata_of(context))
-                return await answer(parse(request_type, data), viewer)
-            except RpcError as error:
-                await abort(context, error)
-                raise
+            viewer = self._viewers.identify(metadata_of(context))
+            return await answer(parse(request_type, data), viewer)
 
-        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
+        return unary(handle)
 
     def _stream(self, request_type: type[M], watch: Callable[[M, Viewer], AsyncIterator[Message]]) -> Handler:
         async def handle(data: bytes, context: Context) -> AsyncIterator[Message]:
@@ -64,8 +61,4 @@ class MonitoringServicer:
             except RpcError as error:
                 await abort(context, error)
 
-        return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_serialize)
-
-
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()
+        return grpc.unary_stream_rpc_method_handler(handle, response_serializer=serialize)

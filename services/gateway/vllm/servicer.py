@@ -28,6 +28,7 @@ from services.gateway.vllm.model_info import model_info
 from services.gateway.vllm.requests import decode_request
 from services.gateway.vllm.running import RunningGeneration, RunningGenerations
 from services.gateway.vllm.tokenizer_bundle import chunks, tokenizer_bundle
+from services.rpc.handlers import serialize
 from services.rpc.parsing import parse
 from services.rpc.server import Context
 from services.rpc.status import RpcError, abort
@@ -181,11 +182,11 @@ class VllmEngineServicer:
 
 
 def _unary(method: Callable[[bytes, Context], Awaitable[Message]]) -> grpc.RpcMethodHandler[Any, Any]:
-    return grpc.unary_unary_rpc_method_handler(_with_status(method), response_serializer=_serialize)
+    return grpc.unary_unary_rpc_method_handler(_with_status(method), response_serializer=serialize)
 
 
 def _stream(method: Callable[[bytes, Context], Awaitable[None]]) -> grpc.RpcMethodHandler[Any, Any]:
-    return grpc.unary_stream_rpc_method_handler(_with_status(method), response_serializer=_serialize)
+    return grpc.unary_stream_rpc_method_handler(_with_status(method), response_serializer=serialize)
 
 
 def _with_status(method: Callable[[bytes, Context], Awaitable[R]]) -> Callable[[bytes, Context], Awaitable[R]]:
@@ -210,7 +211,3 @@ def _not_served(name: str) -> Callable[[bytes, Context], Awaitable[Message]]:
         raise RpcError(grpc.StatusCode.UNIMPLEMENTED, message, "UNIMPLEMENTED")
 
     return handle
-
-
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()
